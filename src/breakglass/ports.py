@@ -173,7 +173,7 @@ class AuditEvent:
     details: Mapping[str, str] = field(default_factory=dict)
 
 
-class OpenElsewhere(Exception):
+class OpenElsewhereError(Exception):
     """The store's unique index on a person's aliases says they have an open session already: that of `sid`."""
 
     def __init__(self, sid: str) -> None:
@@ -181,7 +181,7 @@ class OpenElsewhere(Exception):
         self.sid = sid
 
 
-class Stale(Exception):
+class StaleError(Exception):
     """The row's version is not the expected one: somebody else changed it first. Load again and decide again."""
 
 
@@ -189,14 +189,14 @@ class Store(Protocol):
     """Sessions under compare-and-swap. Durable on return. Reads see every write that returned before them."""
 
     async def create(self, session: Session, audit: AuditEvent) -> None:
-        """Insert row and audit event in one transaction. `OpenElsewhere` when any alias of the requester is taken."""
+        """Insert row and audit event in one transaction. `OpenElsewhereError` when any alias of the requester is taken."""
         ...
 
     async def replace(self, session: Session, audit: AuditEvent) -> None:
-        """Write version n over version n-1, with its audit event, in one transaction; `Stale` when the row is not at n-1.
+        """Write version n over version n-1, with its audit event, in one transaction; `StaleError` when the row is not at n-1.
 
         Whether the row holds its requester's one open place follows from its state (`core/session.py: is_open`);
-        `OpenElsewhere` when taking the place back is not possible.
+        `OpenElsewhereError` when taking the place back is not possible.
         """
         ...
 
