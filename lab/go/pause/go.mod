@@ -1,0 +1,3 @@
+module tower.hangar/lab/pause
+
+go 1.24
