@@ -1,4 +1,4 @@
-"""Layers 6 and 7: between Tower and the supervisor a frame arrives whole, in order, once and from the key's holder, or not at all.
+"""Layers 6 and 7: between Tower and the supervisor a frame arrives whole, in order, once, from the key's holder, or not at all.
 
 Sans-IO: bytes in, events out, both ends. The wire is `spec/frames.md`. Must never: deliver an event behind a broken frame, mend a
 stream, or put a payload byte or a key into an error or a repr.
