@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from lightkube import Client, KubeConfig
 from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ServiceAccountToken
 
 from lab import binaries, cleanup, control, demo_app, images, lifecycle, node, processes
@@ -108,7 +109,7 @@ class Cluster:
 
     def token(self, namespace: str, serviceaccount: str, seconds: int = 3600) -> str:
         """Return a bound token of the service account (TokenRequest API; at least 600 seconds)."""
-        wanted = ServiceAccountToken(spec=TokenRequestSpec(audiences=[], expirationSeconds=seconds))
+        wanted = ServiceAccountToken(metadata=ObjectMeta(), spec=TokenRequestSpec(audiences=[], expirationSeconds=seconds))
         with self.client() as client:
             issued = client.create(wanted, serviceaccount, namespace=namespace)
         if issued.status is None or issued.status.token is None:

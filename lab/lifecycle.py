@@ -51,6 +51,7 @@ def up(layout: Layout, *, tier: str, steps: Steps) -> dict[str, Any]:
         raise LabError("the lab makes namespaces, mounts and links: run it as root")
     with exclusive(layout):
         if layout.record.exists() and not missing(layout):
+            steps.say(f"  {layout.name} is up already")
             return read_record(layout)
         if layout.state.exists():
             with steps.step("removing what was left of it"):

@@ -1,13 +1,13 @@
 """The node: one process that owns mount, pid, network, ipc and uts namespaces, in which containerd and the kubelet run.
 
-Lab, outside the layers. Its guarantee: end that one process and the kernel takes every container, mount, interface and shim along.
-It must never mount, link or write anything on the machine but its slot's bridge, the state directory and empty cgroup directories.
+Lab, outside the layers. Its guarantee: end that one process and the kernel takes every container, mount, link and shim along.
+It must never mount, link or write anything on the machine but its slot's bridge, the state directory and empty cgroups.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
+import ipaddress
 import json
 import random
 import subprocess
@@ -56,20 +56,24 @@ def links() -> list[dict[str, Any]]:
 
 def claim(layout: Layout) -> Slot:
     """Claim a free slot by creating its bridge: the kernel refuses a second link of that name, so two starts cannot share one."""
-    taken = run(["ip", "-4", "route", "show", "table", "all"])
+    taken = [
+        ipaddress.IPv4Network(r["dst"]) for r in json.loads(run(["ip", "-4", "-json", "route", "show"])) if r["dst"] != "default"
+    ]
     for number in random.sample(SLOTS, len(SLOTS)):
         slot = Slot(number=number)
-        if any(
-            str(net.network_address).rsplit(".", 1)[0] + "." in taken for net in (slot.node_net, slot.pod_net, slot.service_net)
-        ):
+        if any(net.overlaps(other) for net in (slot.node_net, slot.pod_net, slot.service_net) for other in taken):
             continue
-        with contextlib.suppress(LabError):
+        try:
             run(["ip", "link", "add", "name", slot.bridge, "address", layout.mac, "type", "bridge"])
-            run(
-                ["ip", "-batch", "-"],
-                f"addr add {slot.host_ip}/24 dev {slot.bridge}\nlink set {slot.bridge} up alias {layout.state}\n",
-            )
-            return slot
+        except LabError as error:
+            if "File exists" in str(error):
+                continue
+            raise
+        run(
+            ["ip", "-batch", "-"],
+            f"addr add {slot.host_ip}/24 dev {slot.bridge}\nlink set {slot.bridge} up alias {layout.state}\n",
+        )
+        return slot
     raise LabError("no free slot: every tower<n> bridge from 1 to 250 is taken, see `ip link show type bridge`")
 
 

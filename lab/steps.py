@@ -27,7 +27,7 @@ class Steps:
     """A table of named steps with seconds, safe to use from several threads."""
 
     def __init__(self, say: Say = to_stderr) -> None:
-        self._say = say
+        self.say = say
         self._begun = time.monotonic()
         self.seconds: dict[str, float] = {}
 
@@ -38,7 +38,7 @@ class Steps:
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(name, usually, begun, ended), daemon=True)
         if usually:
-            self._say(f"  {name:<34} … usually {usually}")
+            self.say(f"  {name:<34} … usually {usually}")
         watcher.start()
         try:
             yield
@@ -46,12 +46,12 @@ class Steps:
             ended.set()
             watcher.join()
         self.seconds[name] = round(time.monotonic() - begun, 2)
-        self._say(f"  {name:<34} {self.seconds[name]:6.1f} s")
+        self.say(f"  {name:<34} {self.seconds[name]:6.1f} s")
 
     def _watch(self, name: str, usually: str, begun: float, ended: threading.Event) -> None:
         hint = f", usually {usually}" if usually else ""
         while not ended.wait(STILL_RUNNING):
-            self._say(f"  {name:<34} … {time.monotonic() - begun:.0f} s so far{hint}")
+            self.say(f"  {name:<34} … {time.monotonic() - begun:.0f} s so far{hint}")
 
     def total(self) -> float:
         """Return the seconds since the table was begun."""
