@@ -1,8 +1,9 @@
 """Layer 6: the attach subresource's messages, parsed strictly: what is not the protocol is a violation, never a guess.
 
 `v5.channel.k8s.io`, one WebSocket message at a time, sans-IO (the first byte names the channel). Must never: join or split
-messages, or decide what a stream's end means. Sources: KEP-4006; Kubernetes 1.37 apimachinery/pkg/util/remotecommand/constants.go,
-apiserver/pkg/util/proxy/websocket.go (first an empty message: established), streaming/pkg/httpstream/wsstream/conn.go (half-close).
+messages, or decide what a stream's end means. Sources: KEP-4006; Kubernetes 1.37, apimachinery
+pkg/util/remotecommand/constants.go, apiserver pkg/util/proxy/websocket.go (an empty message
+first: established), streaming pkg/httpstream/wsstream/conn.go (close).
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _status(raw: bytes) -> Status:
     """A Status says Success or Failure; an exit code only where the reason is NonZeroExitCode (client-go remotecommand/v4.go)."""
     status = _object(raw)
     word, message, reason = (status.get(key, "") for key in ("status", "message", "reason"))
-    if word not in ("Success", "Failure") or not isinstance(message, str) or not isinstance(reason, str):  # noqa: PLR6201 - any JSON
+    if word not in ("Success", "Failure") or not isinstance(message, str) or not isinstance(reason, str):
         raise ChannelViolation("a status that is neither Success nor Failure in words")
     success = word == "Success"
     code = 0 if success else None
@@ -161,7 +162,7 @@ def _status(raw: bytes) -> Status:
 def _exit_code(details: object) -> int:
     causes = details.get("causes") if isinstance(details, dict) else None
     for cause in causes if isinstance(causes, list) else []:
-        if isinstance(cause, dict) and cause.get("type") == "ExitCode":
+        if isinstance(cause, dict) and cause.get("reason") == "ExitCode":  # a cause's type, as JSON calls it
             text = cause.get("message")
             if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 10:
                 return int(text)
