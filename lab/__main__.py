@@ -6,12 +6,14 @@ Lab, outside the layers. It must never end with success when what it was asked f
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
+from image import build as debug_image
 from lab import binaries, cleanup, lifecycle
 from lab.api import Cluster
 from lab.layout import LabError, Layout
@@ -77,11 +79,15 @@ def build() -> None:
     """Build what the lab needs and stop there."""
     steps = Steps()
     binaries.ensure_system(steps)
-    for name, path in binaries.ensure_all(steps).items():
+    tools = binaries.ensure_all(steps)
+    with steps.step("debug image's packages", "45 s, once"):
+        tools["debug image's packages"] = debug_image.base_layer(debug_image.cache_dir()).path
+    for name, path in tools.items():
         print(f"{name:<26} {path}")
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill cleans up as Ctrl-C does
     try:
         main(prog_name="python -m lab")
     except LabError as error:

@@ -162,6 +162,8 @@ class Cluster:
         """Cut the node's power: kubelet, containerd, shims and every container end at once, its network link with them."""
         processes.end(self.layout, node.INIT)
         processes.end(self.layout, "kubelet", "containerd", "containerd-shim-runc-v2", "nsenter", "unshare")
+        # a reboot forgets these; left over, they make the next kubelet wait three seconds for each
+        cleanup.remove_cgroups(self.layout)
 
     def freeze_node(self) -> None:
         """Stop kubelet, containerd and shims where they stand (SIGSTOP); containers go on, nobody answers for them."""

@@ -94,7 +94,12 @@ def boot(layout: Layout, slot: Slot, tools: dict[str, Path]) -> int:
     script = SETUP.format(
         node=layout.node, root=config.CONTAINERD_ROOT, kubelet=config.KUBELET_ROOT, settings=settings, name=layout.node_name
     )
-    run([*inside(init), "sh", "-c", script])
+    try:
+        run([*inside(init), "sh", "-c", script])
+    except LabError as error:
+        raise LabError(
+            f"{error} (the state directory must be on ext4, xfs, btrfs or tmpfs: choose one with --state-dir)"
+        ) from error
     connect(slot, init)
     return init
 
