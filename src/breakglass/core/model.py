@@ -62,6 +62,11 @@ class Denied:
     remedy: str = ""
 
 
+def no(code: Code, sentence: str, remedy: str) -> Denied:
+    """A refusal, written where it is decided."""
+    return Denied(code=code, sentence=sentence, remedy=remedy)
+
+
 def entity_ref(text: str, *, kind: str = "component", namespace: str = "default") -> EntityRef | None:
     """The canonical form of `[kind:][namespace/]name`, or None when it is not a reference. Case is folded (Backstage does)."""
     rest = text.strip().lower()
@@ -228,6 +233,7 @@ class Flag(StrEnum):
     DIGEST_MISMATCH = "digest_mismatch"
     GRANT_VANISHED = "grant_vanished"
     NOT_TERMINATED = "not_terminated"
+    POD_DELETED = "pod_deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +255,7 @@ class GlassBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """One shell of a session: its pod, pinned by UID, and how it went. `number` is 1–9."""
+    """One shell of a session: its pod, pinned by UID, and how it went. `number` is 1–9, `witness` the supervisor's last words."""
 
     number: int
     pod: str
@@ -262,6 +268,7 @@ class Shell:
     end: EndReason | None = None
     terminated_at: datetime | None = None
     exit_code: int | None = None
+    witness: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
