@@ -55,17 +55,8 @@ def make(folder: Path, tools: dict[str, Path]) -> Images:
         sandbox=sandbox_image(folder, tools["pause"]),
         demo_app=demo_image(folder),
         base=oci.image(BASE, (base,), oci.RunConfig(user=user, cmd=("/bin/bash",))),
-        debug=build.debug_image(supervisor(folder), folder),
+        debug=build.debug_image(SUPERVISOR, folder),
     )
-
-
-def supervisor(folder: Path) -> Path:
-    """Return the supervisor's source, or a stand-in that only waits while there is none."""
-    if SUPERVISOR.exists():
-        return SUPERVISOR
-    stand_in = folder / "supervisor.py"
-    stand_in.write_text("import signal\nsignal.pause()\n")
-    return stand_in
 
 
 def sandbox_image(folder: Path, pause: Path) -> oci.Image:
