@@ -185,11 +185,7 @@ class Judge:
             environments = await self._tower.deployments.environments(judged.app)
             admins = await self._tower.catalog.members(self._tower.settings.admins)
             mine = [s for s in await self._tower.store.find(states=machine.OPEN_STATES) if s.request.requester.same(actor.person)]
-            owed = [
-                s.sid
-                for s in await self._tower.store.find(states=_OWING)
-                if s.glass is not None and s.glass.breaker.same(actor.person)
-            ]
+            owed = await self._owed(actor)
         except PortError as error:
             return cannot_decide("what you may do", error)
         own = mine[0] if mine else None

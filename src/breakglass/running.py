@@ -17,7 +17,7 @@ import structlog
 
 from breakglass import opening
 from breakglass.closing import Undone, close_shell
-from breakglass.core import expiry
+from breakglass.core import expiry, workload
 from breakglass.core import session as machine
 from breakglass.core.codes import Code
 from breakglass.core.model import Denied, EndReason, EntityRef, Sealed, Session, Shell, Sid, State
@@ -35,6 +35,7 @@ from breakglass.tower import Tower
 log = structlog.get_logger()
 
 Recheck = Callable[[], Awaitable[str | None]]
+Choose = Callable[[], Awaitable[Target | Denied]]
 
 SHELL_ONLY = frozenset({EndReason.POD_GONE, EndReason.ATTACH_LOST, EndReason.OPEN_FAILED})
 """What costs a shell and not the approval: the session's time goes on."""
@@ -60,6 +61,7 @@ class Running:
         self._rows = rows
         self._notices = notices
         self._held: dict[Sid, Held] = {}
+        self._choosing = asyncio.Lock()
         self._closers: dict[Sid, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,24 +83,29 @@ class Running:
     # --- open ---------------------------------------------------------------------------------------------------------
 
     async def open(
-        self, session: Session, target: Target, evidence: Manifest, recheck: Recheck, size: tuple[int, int]
+        self, session: Session, *, choose: Choose, evidence: Manifest, recheck: Recheck, size: tuple[int, int]
     ) -> Session | Denied:
         """Open the session's next shell; returns when it answers, or why not with everything undone.
 
-        The row becomes `opening` before anything exists in the cluster, so that a crash at any later point is a row the
-        reaper finds. The recorder runs before the grant: no record, no session.
+        The pod is chosen and the row becomes `opening` under one lock: two sessions never both find a pod free that only one
+        of them may have. The row says so before anything exists in the cluster, so that a crash at any later point is a row
+        the reaper finds. The recorder runs before the grant: no record, no session.
         """
-        number = len(session.shells) + 1
-        shell = Shell(
-            number=number,
-            pod=target.pod,
-            pod_uid=target.pod_uid,
-            container=f"debug-{session.sid}-{number}",
-            opening_at=self._tower.clock.now(),
-        )
-        begun = await self._change(
-            session.sid, machine.StartShell(at=self._now(), shell=shell), "session.opening", pod=target.pod
-        )
+        async with self._choosing:
+            target = await choose()
+            if isinstance(target, Denied):
+                return target
+            number = len(session.shells) + 1
+            shell = Shell(
+                number=number,
+                pod=target.pod,
+                pod_uid=target.pod_uid,
+                container=workload.container_name(session.sid, number),
+                opening_at=self._now(),
+            )
+            begun = await self._change(
+                session.sid, machine.StartShell(at=self._now(), shell=shell), "session.opening", pod=target.pod
+            )
         if isinstance(begun, Denied):
             return begun
         try:

@@ -178,13 +178,17 @@ class Service(Looking):
         denied = found if isinstance(found, Denied) else as_approved(request, found)
         if denied is not None:
             return await self._refused(actor, denied, request.app, session.sid)
-        target = await self._judge.target(request, wanted=pod, last_uid=session.shell.pod_uid if session.shell else None)  # (5)
-        if isinstance(target, Denied):
-            return await self._refused(actor, target, request.app, session.sid)
         evidence = await self._judge.evidence(request)
         if isinstance(evidence, Denied):
             return await self._refused(actor, evidence, request.app, session.sid)
-        opened = await self._running.open(session, target, evidence, lambda: self._definite_no(session.sid), (cols, rows))
+        last = session.shell.pod_uid if session.shell else None
+        opened = await self._running.open(
+            session,
+            choose=lambda: self._judge.target(request, wanted=pod, last_uid=last),  # (5), under the lock of `running.py`
+            evidence=evidence,
+            recheck=lambda: self._definite_no(session.sid),
+            size=(cols, rows),
+        )
         return await self._told(actor, opened, self._notices.opened)
 
     async def _definite_no(self, sid: Sid) -> str | None:
