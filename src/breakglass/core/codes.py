@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """Stable refusal codes. What each means and what to do is in `docs/reference/codes.md`, generated from `MEANING`."""
+    """Stable refusal codes. What each means and what to do is in `docs/reference/codes.md`, generated from `meaning.py`."""
 
     ACCOUNT_OWED = "account_owed"
     ALREADY_DECIDED = "already_decided"
