@@ -35,6 +35,7 @@ IN_MAX = 1 << 20  # input waiting for a shell that does not read; Tower sends no
 FLUSH_SECONDS = 0.5
 REFRESH_SECONDS = 1.0
 TERMINATION_LOG = "/dev/termination-log"
+BASH = "/bin/bash"
 
 START, DATA_IN, RESIZE, PING, END = 0x01, 0x02, 0x03, 0x04, 0x05
 READY, DATA_OUT, PONG, EXIT, NOTE = 0x81, 0x82, 0x84, 0x85, 0x86
@@ -169,7 +170,7 @@ def spawn(cols: int, rows: int) -> tuple[int, int]:
 
     It gets nothing of ours or of the container's environment; HOME is where nobody can write, so no rc file is anybody's.
     """
-    command = ["bash", "--noprofile", "--norc", "-i"] if os.access("/bin/bash", os.X_OK) else ["sh", "-i"]
+    command = ["bash", "--noprofile", "--norc", "-i"] if os.access(BASH, os.X_OK) else ["sh", "-i"]
     writable = next((path for path in ("/tmp", "/dev/shm") if os.access(path, os.W_OK)), "/")  # noqa: S108 - the container's
     env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "TMPDIR": writable}  # noqa: S108
     env |= {"TERM": "xterm-256color", "LANG": "C.UTF-8", "HISTFILE": "/dev/null", "LESSHISTFILE": "-", "PS1": "\\h:\\w\\$ "}
@@ -304,6 +305,8 @@ class Supervisor:
         self._seals = Seal(key, b"tower frames v1 in"), Seal(key, b"tower frames v1 out")
         self._pid, self._terminal = spawn(cols, rows)
         self._pidfd = os.pidfd_open(self._pid)
+        if not os.access(BASH, os.X_OK):
+            self._send(NOTE, b"this image has no bash: the shell is sh")
 
     def _give(self) -> None:
         """Give the terminal what it takes now; the rest waits and holds up nothing else."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -296,6 +298,18 @@ def test_neither_key_nor_keystroke_is_in_a_repr_or_an_error() -> None:
         supervisor.feed(tower.data(b"hunter2") + b"hunter2-")
     assert "hunter2" not in str(dead.value) + repr(dead.value)
     assert dead.value.events == (Data(data=b"hunter2"),)
+
+
+def test_the_vectors_of_the_spec_are_what_both_ends_write() -> None:
+    spec = (Path(__file__).parents[2] / "spec" / "frames.md").read_text()
+    tower, supervisor = started()
+    said = [
+        tower.start_sha256,
+        *(frame.hex() for frame in (tower.start(80, 24, 20), tower.data(b"ls\n"), tower.ping(b"12345678"))),
+        *(frame.hex() for frame in (tower.resize(120, 40), tower.end(), supervisor.ready(), supervisor.data(b"$ "))),
+        *(frame.hex() for frame in (supervisor.pong(b"12345678", 3), supervisor.note("hello"))),
+    ]
+    assert re.findall(r"^\|.*\| `([0-9a-f]{14,})` \|$", spec, re.MULTILINE) == said
 
 
 def test_the_hash_in_the_arguments_is_that_of_the_key() -> None:
