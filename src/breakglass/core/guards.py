@@ -30,6 +30,14 @@ def deadline(session: Session) -> datetime | None:
     return session.approved_at + APPROVAL_LIVES if session.approved_at and session.state is State.APPROVED else None
 
 
+def is_due(session: Session, at: datetime) -> Denied | None:
+    """Whether the session's clock has run out: a timer that decided on an older row expires nothing."""
+    until = deadline(session)
+    if until is not None and at >= until:
+        return None
+    return no(Code.WRONG_STATE, f"Session {session.sid} has time left.", "Look at the session again.")
+
+
 def waits(session: Session, at: datetime) -> Denied | None:
     """Whether the request may still be answered."""
     until = session.request.asked_at + REQUEST_LIVES

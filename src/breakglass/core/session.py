@@ -289,6 +289,8 @@ def _guard(session: Session, event: Event) -> Denied | None:
             denied = guards.needs_nobody(session, event.at)
         case BreakGlass():
             denied = guards.waits(session, event.at)
+        case Expire():
+            denied = guards.is_due(session, event.at)
         case StartShell():
             denied = guards.may_start(session, event.at) or guards.is_next(session, event.shell)
         case ShellActive():
