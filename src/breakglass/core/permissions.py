@@ -60,11 +60,11 @@ BUILTIN: Mapping[Permission, Row] = {
 """DESIGN section 4's table. An admin who owns nothing doesn't ask: they break. Reviewers, who see input, are the admins."""
 
 
-def builtin(relations: Relations, permission: Permission) -> Denied | None:
-    """None when these relations to the app, read now, allow it. Locked people may do nothing; an unknown permission is a no."""
+def builtin(relations: Relations, permission: Permission, policy: Mapping[Permission, Row] = BUILTIN) -> Denied | None:
+    """None when these relations to the app, read now, allow it. Locked people may do nothing; no row is a no."""
     if relations.locked:
         return no(Code.NOT_ENTITLED, "You are locked in the catalog and may do nothing here.", "Talk to your platform admins.")
-    row = BUILTIN.get(permission)
+    row = policy.get(permission)
     if row is None or not row.roles:
         return no(Code.NOT_ENTITLED, "Nobody may do that.", "Ask your platform admins.")
     if not _roles(relations).isdisjoint(row.roles):
@@ -129,26 +129,6 @@ class Situation:
     owed: tuple[Sid, ...]
     now: datetime
     session: Session | None = None
-
-
-def capabilities(situation: Situation) -> tuple[Capability, ...]:
-    """Every action, each judged by the permission it needs and the rules known now. An action without rules is refused."""
-    return tuple(_capability(situation, action) for action in Action)
-
-
-def _capability(s: Situation, action: Action) -> Capability:
-    rule = _ACTIONS.get(action)
-    denied = rule(s) if rule else no(Code.CANNOT_DECIDE, "No rule says who may do that.", "Tell the platform team.")
-    permission = _NEEDS.get(action)
-    verb, roles = BUILTIN[permission] if permission else _OWN[action]
-    return Capability(
-        action=action,
-        allowed=denied is None,
-        code=denied.code if denied else None,
-        sentence=denied.sentence if denied else f"You may {verb}.",
-        remedy=denied.remedy if denied else "",
-        who_could=(*([] if permission else ["its requester"]), *(role.value for role in roles)),
-    )
 
 
 _NEEDS: Mapping[Action, Permission] = {
@@ -222,7 +202,9 @@ def _may_review(s: Situation) -> Denied | None:
     return reviewed if isinstance(reviewed, Denied) else None
 
 
-_ACTIONS: Mapping[Action, Callable[[Situation], Denied | None]] = {
+Rule = Callable[[Situation], Denied | None]
+
+RULES: Mapping[Action, Rule] = {
     Action.REQUEST: _may_request,
     Action.BREAK: _may_break,
     Action.APPROVE: _may_approve,
@@ -233,3 +215,23 @@ _ACTIONS: Mapping[Action, Callable[[Situation], Denied | None]] = {
     Action.REPLAY_INPUT: lambda s: _permitted(s, Permission.REPLAY_INPUT),
     Action.REVIEW: _may_review,
 }
+"""What is against an action, the permission first."""
+
+
+def capabilities(situation: Situation, rules_of: Mapping[Action, Rule] = RULES) -> tuple[Capability, ...]:
+    """Every action, each judged by the permission it needs and the rules known now. An action without rules is refused."""
+    return tuple(_capability(situation, action, rules_of.get(action)) for action in Action)
+
+
+def _capability(s: Situation, action: Action, rule: Rule | None) -> Capability:
+    denied = rule(s) if rule else no(Code.CANNOT_DECIDE, "No rule says who may do that.", "Tell the platform team.")
+    permission = _NEEDS.get(action)
+    verb, roles = BUILTIN[permission] if permission else _OWN[action]
+    return Capability(
+        action=action,
+        allowed=denied is None,
+        code=denied.code if denied else None,
+        sentence=denied.sentence if denied else f"You may {verb}.",
+        remedy=denied.remedy if denied else "",
+        who_could=(*([] if permission else ["its requester"]), *(role.value for role in roles)),
+    )
