@@ -1,0 +1,5 @@
+"""What these tests share."""
+
+from tests.installed import api, thief
+
+__all__ = ["api", "thief"]
