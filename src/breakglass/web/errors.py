@@ -31,7 +31,7 @@ STATUS: dict[Code, HTTPStatus] = {
     Code.MODE_UNAVAILABLE: _BAD,
     Code.NOT_JSON: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     Code.REASON_MISSING: _BAD,
-    Code.TOO_LARGE: HTTPStatus.CONTENT_TOO_LARGE,
+    Code.TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     # who asks
     Code.NOT_SIGNED_IN: _WHO,
     # never for this person, here
@@ -41,6 +41,7 @@ STATUS: dict[Code, HTTPStatus] = {
     Code.NOT_ENTITLED_ANY_MORE: _NO,
     Code.PROTECTED_NAMESPACE: _NO,
     Code.SELF_APPROVAL: _NO,
+    Code.SELF_REVIEW: _NO,
     Code.TICKET_INVALID: _NO,
     Code.TOO_FEW_ADMINS: _NO,
     # there is no such thing
@@ -50,6 +51,7 @@ STATUS: dict[Code, HTTPStatus] = {
     # not as things stand: the session, the app or the cluster is not in the state this needs
     Code.ALREADY_DECIDED: _CONFLICT,
     Code.CLUSTER_TOO_OLD: _CONFLICT,
+    Code.CONTAINER_NOT_RUNNING: _CONFLICT,
     Code.CONTAINER_UNCLEAR: _CONFLICT,
     Code.DIGEST_MISMATCH: _CONFLICT,
     Code.HOST_NAMESPACE_POD: _CONFLICT,

@@ -15,8 +15,10 @@ from starlette.responses import Response
 
 from breakglass.core.codes import Code
 from breakglass.core.model import Actor, Denied, Session
-from breakglass.ports import Identity
-from breakglass.service import AppCapabilities, Ask, EnvironmentCapabilities, Health, RecordListing, Seen, Service
+from breakglass.ports import AuditEvent, Identity
+from breakglass.judging import AppCapabilities, EnvironmentCapabilities
+from breakglass.looking import Health, RecordListing, Seen
+from breakglass.service import Ask, Service
 from breakglass.web import schemas
 from breakglass.web.errors import RefusedError, refused
 
@@ -54,7 +56,9 @@ ServiceDep = Annotated[Service, Depends(_service)]
 ActorDep = Annotated[Actor, Depends(_actor)]
 SidPath = Annotated[str, Path(min_length=4, max_length=10, pattern=r"^[a-z2-7]+$", description="a session's id, or ≥ 4 of its first characters")]
 RefPath = Annotated[str, Path(max_length=256, description="component:default/checkout, or just checkout")]
-KeyPath = Annotated[str, Path(max_length=512, description="a key from the record's listing")]
+KeyPath = Annotated[
+    str, Path(max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$", description="a key from the record's listing")
+]
 
 
 def _json(model: BaseModel, status: int = 200) -> Response:
@@ -75,7 +79,7 @@ async def me(service: ServiceDep, actor: ActorDep) -> Response:
 
 async def apps(service: ServiceDep, actor: ActorDep) -> Response:
     """The catalog's apps with their owners."""
-    return _json(schemas.AppsOut(apps=[schemas.AppOut.of(app) for app in await service.apps(actor)]))
+    return _answer(await service.apps(actor), lambda found: schemas.AppsOut(apps=[schemas.AppOut.of(app) for app in found]))
 
 
 async def capabilities(service: ServiceDep, actor: ActorDep, ref: RefPath) -> Response:
@@ -97,7 +101,7 @@ def _environment(found: EnvironmentCapabilities) -> schemas.EnvironmentOut:
     environment = found.environment
     known = None if isinstance(environment, Denied) else environment
     return schemas.EnvironmentOut(
-        name=known.name if known else "",
+        name=found.name,
         cluster=known.cluster if known else None,
         namespace=known.namespace if known else None,
         tier=known.tier.value if known else None,
@@ -107,7 +111,7 @@ def _environment(found: EnvironmentCapabilities) -> schemas.EnvironmentOut:
         error=schemas.ErrorFields.of(environment) if isinstance(environment, Denied) else None,
         capabilities=[
             schemas.CapabilityOut(
-                action=each.action,
+                action=each.action.value,
                 allowed=each.allowed,
                 code=each.code.value if each.code else None,
                 sentence=each.sentence,
@@ -228,8 +232,8 @@ async def audit(service: ServiceDep, actor: ActorDep, sid: SidPath) -> Response:
     return _answer(await service.audit(actor, sid), _audit, sid)
 
 
-def _audit(events: Sequence[object]) -> schemas.AuditOut:
-    return schemas.AuditOut(events=[schemas.AuditEventOut.of(event) for event in events])  # type: ignore[arg-type]
+def _audit(events: Sequence[AuditEvent]) -> schemas.AuditOut:
+    return schemas.AuditOut(events=[schemas.AuditEventOut.of(event) for event in events])
 
 
 # --- open -------------------------------------------------------------------------------------------------------------

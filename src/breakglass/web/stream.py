@@ -34,10 +34,11 @@ HELLO_SECONDS = 10
 
 CLOSE_ENDED = 4000
 """The shell ended: no reconnect. Every other code invites one."""
-CLOSE_POLICY, CLOSE_TOO_BIG = 1008, 1009
+CLOSE_POLICY, CLOSE_TOO_BIG, CLOSE_RETRY = 1008, 1009, 1013
 
-AHEAD = 32
-"""Input frames read before the shell took them (2 MiB at most)."""
+AHEAD = 1 << 20
+"""Bytes of input a viewer may be ahead of the shell; the CLI stays under a quarter of it."""
+TAKEN_EVERY = 32 << 10
 
 _HELLO: TypeAdapter[HelloFrame] = TypeAdapter(HelloFrame)
 _CONTROL: TypeAdapter[ResizeFrame | AckFrame] = TypeAdapter(Annotated[ResizeFrame | AckFrame, Field(discriminator="type")])
@@ -108,21 +109,30 @@ async def _greet(service: Service, socket: WebSocket, viewer: Viewer) -> None:
         raise _ViolationError(CLOSE_POLICY, "no_hello") from None
     hello = _parsed(_HELLO, message.get("text") or "", "no_hello")
     at = viewer.resume(hello.offset)
-    await viewer.resize(hello.cols, hello.rows, redraw=True)
-    await socket.send_json({"type": "hello", "sid": viewer.sid, "role": viewer.role, "offset": at})
+    await viewer.resize(hello.cols, hello.rows, redraw=hello.offset is not None)
+    await socket.send_json({"type": "hello", "sid": viewer.sid, "role": viewer.role, "offset": at, **await _shell(service, viewer)})
+
+
+async def _shell(service: Service, viewer: Viewer) -> dict[str, str | int | None]:
+    """Which shell this is and when its session's time is over."""
+    session = await service.seen_by(viewer)
+    if isinstance(session, Denied):
+        raise _ViolationError(CLOSE_RETRY, session.code.value)
+    shell, ends = session.shell, session.hard_stop_at
+    return {
+        "shell": shell.number if shell else 0,
+        "pod": shell.pod if shell else "",
+        "hard_stop_at": ends.isoformat() if ends else None,
+    }
 
 
 async def _carry(socket: WebSocket, viewer: Viewer) -> None:
-    """Three pumps; the first to finish ends the others.
-
-    Reading goes on while the shell is slow, so that pongs and the viewer's leaving are seen; what waits is bounded by
-    `AHEAD` frames, then the socket itself waits.
-    """
-    typed: asyncio.Queue[bytes | ResizeFrame] = asyncio.Queue(AHEAD)
+    """Three pumps; the first to finish ends the others."""
+    typed = _Typed()
     pumps = [
         asyncio.create_task(_outward(socket, viewer)),
         asyncio.create_task(_inward(socket, viewer, typed)),
-        asyncio.create_task(_type(viewer, typed)),
+        asyncio.create_task(_type(socket, viewer, typed)),
     ]
     try:
         done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -132,6 +142,34 @@ async def _carry(socket: WebSocket, viewer: Viewer) -> None:
         await asyncio.gather(*pumps, return_exceptions=True)
     for pump in done:
         pump.result()
+
+
+class _Typed:
+    """Input read and not yet taken by the shell.
+
+    The socket is read always, however slow the shell is: acknowledgements and pongs come the same way as input, and output
+    waits for them. So a viewer must not run ahead: we say how much the shell took (`taken`), and close on `AHEAD` bytes.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | ResizeFrame] = asyncio.Queue()
+        self._ahead = 0
+
+    def put(self, item: bytes | ResizeFrame) -> None:
+        self._ahead += _cost(item)
+        if self._ahead > AHEAD:
+            raise _ViolationError(CLOSE_TOO_BIG, "too_far_ahead")
+        self._queue.put_nowait(item)
+
+    async def get(self) -> bytes | ResizeFrame:
+        return await self._queue.get()
+
+    def taken(self, item: bytes | ResizeFrame) -> None:
+        self._ahead -= _cost(item)
+
+
+def _cost(item: bytes | ResizeFrame) -> int:
+    return 64 + (len(item) if isinstance(item, bytes) else 0)
 
 
 async def _outward(socket: WebSocket, viewer: Viewer) -> None:
@@ -154,34 +192,41 @@ async def _send(socket: WebSocket, frame: ViewerFrame) -> None:
             assert_never(frame)
 
 
-async def _inward(socket: WebSocket, viewer: Viewer, typed: asyncio.Queue[bytes | ResizeFrame]) -> None:
+async def _inward(socket: WebSocket, viewer: Viewer, typed: _Typed) -> None:
     while True:
         message = await _received(socket)
         data = message.get("bytes")
         if data is None:
-            await _control(viewer, message.get("text") or "", typed)
+            _control(viewer, message.get("text") or "", typed)
         elif viewer.role != "drive":
             raise _ViolationError(CLOSE_POLICY, "read_only")
         elif len(data) > INPUT_MAX:
             raise _ViolationError(CLOSE_TOO_BIG, "too_big")
         elif data:
-            await typed.put(data)
+            typed.put(data)
 
 
-async def _type(viewer: Viewer, typed: asyncio.Queue[bytes | ResizeFrame]) -> None:
+async def _type(socket: WebSocket, viewer: Viewer, typed: _Typed) -> None:
+    total = told = 0
     while True:
-        match await typed.get():
+        item = await typed.get()
+        match item:
             case ResizeFrame(cols=cols, rows=rows):
                 await viewer.resize(cols, rows)
             case data:
                 await viewer.input(data)
+                total += len(data)
+        typed.taken(item)
+        if total - told >= TAKEN_EVERY:
+            told = total
+            await socket.send_json({"type": "taken", "bytes": total})
 
 
-async def _control(viewer: Viewer, text: str, typed: asyncio.Queue[bytes | ResizeFrame]) -> None:
+def _control(viewer: Viewer, text: str, typed: _Typed) -> None:
     frame = _parsed(_CONTROL, text, "bad_frame")
     match frame:
         case ResizeFrame():
-            await typed.put(frame)
+            typed.put(frame)
         case AckFrame(offset=offset):
             viewer.acknowledge(offset)
         case _:

@@ -1,0 +1,57 @@
+"""The real app over a simulated service, in this process; no socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+from starlette.types import ASGIApp
+
+from breakglass.web.app import create_app
+from tests.simulators.service import SimulatedIdentity, SimulatedService
+
+
+@pytest.fixture
+def service() -> SimulatedService:
+    return SimulatedService()
+
+
+@pytest.fixture
+def app(service: SimulatedService) -> ASGIApp:
+    return create_app(service, SimulatedIdentity(), origins=["https://tower.example"])  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def anybody(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client without a credential. An exception that reaches the server's edge becomes the 500 a person would get."""
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://tower.test"
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def ana(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
+    async with _as(app, "ana") as client:
+        yield client
+
+
+@pytest.fixture
+async def ben(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
+    async with _as(app, "ben") as client:
+        yield client
+
+
+@pytest.fixture
+async def oz(app: ASGIApp) -> AsyncIterator[httpx2.AsyncClient]:
+    async with _as(app, "oz") as client:
+        yield client
+
+
+def _as(app: ASGIApp, name: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=app, raise_app_exceptions=False),
+        base_url="http://tower.test",
+        headers={"Authorization": f"Bearer token-{name}"},
+    )
