@@ -1,4 +1,4 @@
-"""Requests to the real API server as they go over the wire, by whomever: every route, verb and content type, and its answer whole."""
+"""Requests to the real API server as they go over the wire, by whomever, on every route; and its answer whole."""
 
 from __future__ import annotations
 

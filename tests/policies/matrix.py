@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import yaml
@@ -31,7 +32,7 @@ BASE_KEYS: Final = frozenset({"method", "path", "namespace", "name", "query", "o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One question and the answer it must get: `refused` holds the sentence, else `expect` says allowed or untouched."""
+    """One question and the answer it must get: `refused` holds the sentence, else `expect` says allowed, untouched or invalid."""
 
     policy: str
     title: str
@@ -74,8 +75,8 @@ def request(written: Mapping[str, Any], item: Mapping[str, Any]) -> dict[str, An
         made["object"] = merged(made["object"], item["change"])
     if "under" in made and made.get("object") is not None:
         made["object"] = {"spec": {made["under"]: [made["object"], *item.get("also", [])]}}
-    made["path"] = made["path"].format(namespace=made.get("namespace"), name=made.get("name"))
-    return made
+    made["path"] = str(made["path"]).format(namespace=made.get("namespace"), name=made.get("name"))
+    return dict(made)
 
 
 def merged(target: Any, change: Any) -> Any:
@@ -126,6 +127,11 @@ def looked(answer: Answer, policy: str) -> bool:
     return any(f"'{policy}-looks'" in warning for warning in answer.warnings)
 
 
+def sees(api: Api, case: Case) -> bool:
+    """Whether the shadow of the case's policy is at work."""
+    return looked(ask(api, case.who, case.request), case.policy)
+
+
 PLURALS: Final = {
     "Namespace": ("/api/v1", "namespaces"),
     "Pod": ("/api/v1", "pods"),
@@ -151,14 +157,17 @@ def prepare(api: Api, written: Mapping[str, Any]) -> None:
     for item in own:
         api.ask(None, "DELETE", path_of(item))
     for item in own:
-        processes.wait_until(
-            f"{path_of(item)} to be gone", lambda path=path_of(item): api.ask(None, "GET", path).status == 404, 60
-        )
+        processes.wait_until(f"{path_of(item)} to be gone", partial(gone, api, path_of(item)), 60)
     for item in written["setup"]:
         put(api, item)
     for step in written.get("steps", ()):
         answer = ask(api, step["as"], request(written, step), dry_run=False)
         assert answer.ok, answer
+
+
+def gone(api: Api, path: str) -> bool:
+    """Whether there is nothing (any more) at this path."""
+    return api.ask(None, "GET", path).status == 404
 
 
 def put(api: Api, item: Mapping[str, Any]) -> None:
@@ -177,5 +186,5 @@ def remove(api: Api, written: Mapping[str, Any]) -> None:
         if "cases" in item["metadata"]["name"]:
             api.ask(None, "DELETE", path_of(item))
         elif item["kind"] == "Namespace":
-            gone = {"metadata": {"labels": {"tower.hangar/app": None}, "annotations": {"tower.hangar/entity": None}}}
-            api.ask(None, "PATCH", path_of(item), gone, kind="application/merge-patch+json")
+            nothing = {"metadata": {"labels": {"tower.hangar/app": None}, "annotations": {"tower.hangar/entity": None}}}
+            api.ask(None, "PATCH", path_of(item), nothing, kind="application/merge-patch+json")

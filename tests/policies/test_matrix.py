@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import yaml
@@ -30,11 +31,7 @@ def prepared(api: Api, cluster: Cluster) -> Iterator[Api]:
         matrix.prepare(api, matrix.read(policy))
     for policy in POLICIES:
         first = next(case for case in CASES if case.policy.endswith(policy) and case.expect == "allowed")
-        processes.wait_until(
-            f"the shadow of {policy}",
-            lambda first=first: matrix.looked(matrix.ask(api, first.who, first.request), first.policy),
-            20,
-        )
+        processes.wait_until(f"the shadow of {policy}", partial(matrix.sees, api, first), 20)
     yield api
     for item in reversed(shadows):
         api.ask(None, "DELETE", matrix.path_of(item))
@@ -50,6 +47,9 @@ def test_the_api_server_answers_as_the_case_says(prepared: Api, case: matrix.Cas
     assert "resulted in error" not in answer.message, answer
     if case.refused is not None:
         assert answer.refused == (case.policy, case.refused), answer
+        return
+    if case.expect == "invalid":
+        assert (answer.status, answer.refused) == (422, None), answer
         return
     assert answer.status != 403, answer
     assert answer.ok or case.request["path"].endswith(("/exec", "/attach")), answer
