@@ -53,6 +53,8 @@ ANA, BEN, CARLA, OZ = (EntityRef(f"user:default/{name}") for name in ("ana", "be
 OWNERS, ADMINS = frozenset({ANA, BEN}), frozenset({CARLA})
 CAST = b'{"version":3,"term":{"cols":80,"rows":24}}\n[0.1,"o","hello\\r\\n"]\n'
 LONG_POLL_SECONDS = 5.0
+ASK = {"app": "checkout", "environment": "prod", "reason": "checkout answers 500 since the deploy"}
+"""A request as the HTTP API takes it."""
 
 
 class SimulatedIdentity:

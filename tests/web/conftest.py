@@ -8,8 +8,8 @@ import httpx2
 import pytest
 from starlette.types import ASGIApp
 
-from breakglass.web.app import create_app
-from tests.simulators.service import SimulatedIdentity, SimulatedService
+from tests.simulators.service import SimulatedService
+from tests.simulators.tower import app_over
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def service() -> SimulatedService:
 
 @pytest.fixture
 def app(service: SimulatedService) -> ASGIApp:
-    return create_app(service, SimulatedIdentity(), origins=["https://tower.example"])  # type: ignore[arg-type]
+    return app_over(service)
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from breakglass.ports import PortError, Trouble
 from breakglass.web.app import ROUTES
 from breakglass.web.errors import STATUS
 from breakglass.web.security import SECURITY_HEADERS
-from tests.simulators.service import SimulatedService
+from tests.simulators.service import ASK, SimulatedService
 
-ASK = {"app": "checkout", "environment": "prod", "reason": "checkout answers 500 since the deploy"}
 
 
 async def _asked(ana: httpx2.AsyncClient) -> dict[str, str]:

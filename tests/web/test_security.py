@@ -8,9 +8,8 @@ import httpx2
 import pytest
 
 from breakglass.web.security import BODY_MAX, same_origin
-from tests.simulators.service import SimulatedService
+from tests.simulators.service import ASK, SimulatedService
 
-ASK = {"app": "checkout", "environment": "prod", "reason": "checkout answers 500 since the deploy"}
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense", ""])
