@@ -17,7 +17,6 @@ from typing import Any
 from breakglass.adapters.kubernetes_api import Api, endpoint, path
 from breakglass.adapters.kubernetes_attach import KubernetesAttach
 from breakglass.adapters.kubernetes_facts import (
-    PROCESS_ACCESS,
     at,
     debug_container,
     namespace_facts,
@@ -27,11 +26,13 @@ from breakglass.adapters.kubernetes_facts import (
     when,
 )
 from breakglass.core.facts import ClusterFacts, DebugContainerFacts, NamespaceFacts, PodFacts
+from breakglass.core.grant import PREFIX
+from breakglass.core.grant import name as grant_name
 from breakglass.core.model import Sid, Tier
+from breakglass.core.workload import PROCESS_ACCESS
 from breakglass.ports import Cluster, Grant, Manifest, PortError, Trouble
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-GRANT_PREFIX = "tower-breakglass-"
 TIER_LABEL = "tower.hangar/tier"
 GONE_SECONDS = 10.0
 WATCH_SECONDS = 30
@@ -137,7 +138,7 @@ class KubernetesGrants:
 
     async def delete(self, namespace: str, sid: Sid) -> None:
         """1. Read it. 2. Delete it by its UID. 3. Read again until there is none; `unknown` after 10 s (a finalizer)."""
-        name = f"{GRANT_PREFIX}{sid}"
+        name = grant_name(sid)
         what, where = f"delete grant {name} in {namespace}", path("namespaces", namespace, "rolebindings", name, api=RBAC)
         asked = None
         try:
@@ -155,7 +156,7 @@ class KubernetesGrants:
     async def all(self) -> Sequence[Grant]:
         """As the port says."""
         bindings = await self._api.every("list the grants", path("rolebindings", api=RBAC))
-        return [_grant(found) for found in bindings if str(at(found, "metadata", "name")).startswith(GRANT_PREFIX)]
+        return [_grant(found) for found in bindings if str(at(found, "metadata", "name")).startswith(PREFIX)]
 
 
 class KubernetesWorkloads:
@@ -284,7 +285,7 @@ async def _delete(api: Api, what: str, where: str, uid: str, grace_seconds: int 
 def _grant(binding: dict[str, Any]) -> Grant:
     meta = at(binding, "metadata")
     return Grant(
-        sid=str(at(meta, "name")).removeprefix(GRANT_PREFIX),
+        sid=str(at(meta, "name")).removeprefix(PREFIX),
         namespace=str(at(meta, "namespace")),
         uid=str(at(meta, "uid")),
         created_at=when(at(meta, "creationTimestamp")),

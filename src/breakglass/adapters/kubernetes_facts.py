@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from breakglass.core.facts import ContainerFacts, DebugContainerFacts, NamespaceFacts, PodFacts
+from breakglass.core.workload import PROCESS_ACCESS
 
-PROCESS_ACCESS = "tower.hangar/process-access"
 _APP, _ENTITY = "tower.hangar/app", "tower.hangar/entity"
 _MIRROR = "kubernetes.io/config.mirror"
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -129,13 +129,13 @@ def _container(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Containe
 
 
 def _writable(pod: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, ...]:
-    """Paths at which the container may write into an emptyDir or a PersistentVolumeClaim."""
+    """Names of the emptyDir and PersistentVolumeClaim volumes that the container may write to."""
     volumes = objects(at(pod, "spec", "volumes"))
     kept = {_text(v.get("name")) for v in volumes if "emptyDir" in v or "persistentVolumeClaim" in v}
     frozen = {_text(v.get("name")) for v in volumes if at(v, "persistentVolumeClaim", "readOnly") is True}
     mounts = objects(container.get("volumeMounts"))
     found = [m for m in mounts if _text(m.get("name")) in kept - frozen and m.get("readOnly") is not True]
-    return tuple(_text(m.get("mountPath")) for m in found if _text(m.get("mountPath")))
+    return tuple(dict.fromkeys(_text(m.get("name")) for m in found))
 
 
 def _is_ready(thing: object) -> bool:
