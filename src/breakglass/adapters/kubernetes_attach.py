@@ -33,6 +33,9 @@ MESSAGE_MAX: Final = 1 << 20
 QUEUE_MESSAGES = 16
 """Messages read ahead of the reader; one TLS read may add as many as its 256 KiB hold."""
 PIECE: Final = 64 << 10
+WRITE_LIMIT: Final = 1
+"""Wait whenever a byte is unsent. Not 0: CPython 3.11's sslproto pauses at `size >= limit`, so an empty buffer would pause too, and
+only another write would wake the writer."""
 
 _SILENT = logging.Logger("attach", level=logging.CRITICAL + 1)  # noqa: LOG001 - on purpose outside the tree: nothing can turn it on
 """At DEBUG the library would log every frame and the Authorization header."""
@@ -77,7 +80,7 @@ class KubernetesAttach:
                 compression=None,
                 max_size=MESSAGE_MAX,
                 max_queue=QUEUE_MESSAGES,
-                write_limit=0,
+                write_limit=WRITE_LIMIT,
                 ping_interval=None,
                 open_timeout=REQUEST_SECONDS,
                 proxy=None,
