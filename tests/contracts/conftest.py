@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from breakglass.adapters.store_sql import StoreSql
+from breakglass.adapters.vault_dir import VaultDir
 from tests.simulators.store import MemoryStore
+from tests.simulators.vault import MemoryVault
 
 Stores = MemoryStore | StoreSql
 
@@ -21,3 +23,9 @@ async def store(request, tmp_path) -> AsyncIterator[Stores]:
     opened = await StoreSql.open(tmp_path / "store.sqlite")
     yield opened
     await opened.close()
+
+
+@pytest.fixture(params=["memory", "directory"])
+def vault(request, tmp_path) -> MemoryVault | VaultDir:
+    """A vault, empty."""
+    return MemoryVault() if request.param == "memory" else VaultDir(tmp_path / "vault")
