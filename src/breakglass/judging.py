@@ -13,7 +13,7 @@ from breakglass.core import rules, targets
 from breakglass.core import session as machine
 from breakglass.core.codes import Code
 from breakglass.core.facts import AppFacts, ClusterFacts, PersonFacts, Relations
-from breakglass.core.model import Actor, Denied, EntityRef, Environment, Request, Sid, State, entity_ref
+from breakglass.core.model import Actor, Denied, EntityRef, Environment, Person, Request, Sid, State, entity_ref
 from breakglass.core.permissions import Capability, Permission, Situation, builtin, capabilities
 from breakglass.core.targets import Target
 from breakglass.ports import Cluster, PortError
@@ -95,14 +95,14 @@ class Judge:
         )
         return Judged(app=facts, person=person, relations=relations)
 
-    async def may_break(self, actor: Actor) -> Denied | None:
-        """Enough admins to review a broken glass, and no account owed by this one."""
+    async def may_break(self, actor: Actor, requester: Person | None = None) -> Denied | None:
+        """Somebody else is there to review a broken glass, and no account is owed by this admin."""
         try:
             admins = await self._tower.catalog.members(self._tower.settings.admins)
             owed = await self._owed(actor)
         except PortError as error:
             return cannot_decide("whether a broken glass can be reviewed", error)
-        return rules.may_break(len({person.ref for person in admins}), owed)
+        return rules.may_break(actor.person, requester or actor.person, admins, owed)
 
     async def _owed(self, actor: Actor) -> list[Sid]:
         """The broken glasses this person has not accounted for yet."""
@@ -197,7 +197,7 @@ class Judge:
                 permitted=permitted,
                 environment=await self.cluster_agrees(environment),
                 open_session=own.sid if own else None,
-                admins=len({admin.ref for admin in admins}),
+                admins=tuple(admins),
                 owed=tuple(owed),
                 now=self._tower.clock.now(),
                 session=here,

@@ -149,7 +149,7 @@ class Service(Looking):
         found = await self._for(actor, sid, Permission.BREAK)
         if isinstance(found, Denied):
             return found
-        if (denied := await self._judge.may_break(actor)) is not None:
+        if (denied := await self._judge.may_break(actor, found[0].request.requester)) is not None:
             return await self._refused(actor, denied, found[0].request.app, found[0].sid)
         event = machine.BreakGlass(at=self._now(), breaker=found[1].person.person)
         return await self._told(

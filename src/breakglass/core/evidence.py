@@ -32,7 +32,9 @@ def manifest_key(sid: Sid) -> str:
     return f"{prefix(sid)}manifest.json"
 
 
-def case_file(session: Session, shell: Shell, target: Target, *, image: str, evidence: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+def case_file(
+    session: Session, shell: Shell, target: Target, *, image: str, evidence: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
     """The facts of a session before its shell exists; `evidence` is what preflight and the tier's three sources said."""
     request = session.request
     return {
