@@ -40,6 +40,11 @@ class ListeningTower:
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()  # type: ignore[union-attr]
 
+    def stop(self) -> None:
+        """Die: nothing answers any more."""
+        self._server.should_exit = self._server.force_exit = True
+        self.cut()
+
     @property
     def connections(self) -> int:
         return len(self._server.server_state.connections)
@@ -65,8 +70,7 @@ async def listening(service: SimulatedService, *, port: int = 0, ping: tuple[flo
         try:
             yield tower
         finally:
-            made.should_exit = made.force_exit = True
-            tower.cut()
+            tower.stop()
             await running
 
 

@@ -30,3 +30,11 @@ MEANING: dict[Exit, str] = {
 
 class UsageError(Exception):
     """The command cannot start as it was called; `str()` says what to change."""
+
+
+class SignalledError(Exception):
+    """A signal ended the command, after everything was put back; the exit code is 128 and its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by signal {number}")
+        self.number = number

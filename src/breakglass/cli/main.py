@@ -9,7 +9,7 @@ import sys
 import click
 
 from breakglass.cli.client import UnreachableError
-from breakglass.cli.codes import Exit, UsageError
+from breakglass.cli.codes import Exit, SignalledError, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "approve": ("breakglass.cli.sessions:approve", "Say yes to somebody else's request."),
@@ -71,6 +71,8 @@ def run(arguments: list[str]) -> int:
     except UnreachableError as error:
         _say(str(error))
         return Exit.NO_CONNECTION
+    except SignalledError as error:
+        return 128 + error.number
     except click.exceptions.Abort:
         _say("stopped")
         return 130

@@ -11,13 +11,13 @@ import os
 import re
 import shutil
 import signal
-import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
+from breakglass.cli.codes import SignalledError
 from breakglass.core.terminal import escape_field
 
 READ_BYTES = 16 << 10
@@ -162,11 +162,20 @@ def ending_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP cancel the running task, so that every `finally` (the terminal's first) runs before we go."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    got: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        got.append(number)
+        task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, end, number)
     try:
         yield
+    except asyncio.CancelledError:
+        if got:
+            raise SignalledError(got[0]) from None
+        raise
     finally:
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
-        sys.stderr.flush()
