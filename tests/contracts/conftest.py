@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from breakglass.adapters.catalog_file import CatalogFile
 from breakglass.adapters.store_sql import StoreSql
 from breakglass.adapters.vault_dir import VaultDir
+from tests.simulators.catalog import MemoryCatalog, demo_catalog
 from tests.simulators.store import MemoryStore
 from tests.simulators.vault import MemoryVault
 
@@ -29,3 +32,9 @@ async def store(request, tmp_path) -> AsyncIterator[Stores]:
 def vault(request, tmp_path) -> MemoryVault | VaultDir:
     """A vault, empty."""
     return MemoryVault() if request.param == "memory" else VaultDir(tmp_path / "vault")
+
+
+@pytest.fixture(params=["memory", "file"])
+def catalog(request) -> MemoryCatalog | CatalogFile:
+    """The demo's catalog: the simulator's and the lab's file must say the same."""
+    return demo_catalog() if request.param == "memory" else CatalogFile(Path("lab/demo/catalog-info.yaml").resolve())
