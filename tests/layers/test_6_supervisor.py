@@ -1,7 +1,7 @@
 """Layer 6 on a real node, the layers above it switched off: what a shell's user, a second attacher and a cut line cannot do.
 
-The debug container has the exact form of `core/workload.py`, but another name, in a namespace that no policy looks at. Every test that
-ends it sees `terminated` in the API and no process of it on the node.
+The debug container has the exact form of `core/workload.py`, but another name, in a namespace that no policy looks at. Whatever
+ends it, `terminated` is seen in the API, no process of it is left on the node, and the app beside it runs on.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from lightkube import ApiError
 from lightkube.codecs import from_dict
-from lightkube.resources.core_v1 import Namespace, Pod
+from lightkube.resources.core_v1 import Namespace, Pod, ServiceAccount
 
 from breakglass.adapters.kubernetes import connected
 from breakglass.adapters.kubernetes_api import Api, endpoint, path
@@ -32,7 +31,6 @@ from lab.api import Cluster
 
 pytestmark = pytest.mark.lab
 
-NAMESPACE = "layer-6"
 PATIENCE = 30.0
 QUIET = "stty -echo; PS1= exec bash --noprofile --norc --noediting -ic 'echo ready; exec bash --noprofile --norc --noediting'"
 LOOPS = (
@@ -44,53 +42,47 @@ BOTH = pytest.mark.parametrize("process_access", [False, True], ids=["alone", "p
 
 
 @pytest.fixture(scope="module")
-def pod(cluster: Cluster) -> Iterator[Pod]:
-    """A pod of the demo app's image in a namespace of no app."""
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of no app, with its service account."""
+    name = f"layer-6-{secrets.token_hex(4)}"
+    with cluster.client() as client:
+        client.apply(from_dict({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))
+        processes.wait_until("service account", lambda: any(True for _ in client.list(ServiceAccount, namespace=name)), 30)
+        yield name
+        client.delete(Namespace, name)
+
+
+@pytest.fixture
+def target(cluster: Cluster, namespace: str) -> Iterator[tuple[str, str, str]]:
+    """A pod of the demo app's image: namespace, name, UID."""
+    name = f"target-{secrets.token_hex(4)}"
     spec = {
         "terminationGracePeriodSeconds": 1,
         "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000},
         "containers": [{"name": "app", "image": cluster.app_image}],
     }
-    metadata = {"name": "target", "namespace": NAMESPACE}
+    metadata = {"name": name, "namespace": namespace}
+
+    def running() -> bool:
+        status = client.get(Pod, name, namespace=namespace).status
+        return status is not None and status.phase == "Running"
+
     with cluster.client() as client:
-        client.apply(from_dict({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
-
-        def made() -> bool:
-            try:
-                client.apply(from_dict({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
-            except ApiError as error:  # until the namespace has its service account
-                if error.status.code != 403:
-                    raise
-                return False
-            return True
-
-        def running() -> bool:
-            return client.get(Pod, "target", namespace=NAMESPACE).status.phase == "Running"
-
-        processes.wait_until("the target pod's creation", made, 30)
+        made = client.apply(from_dict({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})).metadata
+        assert made is not None
+        assert made.uid is not None
         processes.wait_until("the target pod's start", running, 60)
-        yield client.get(Pod, "target", namespace=NAMESPACE)
-        client.delete(Namespace, NAMESPACE)
+        yield namespace, name, made.uid
+        client.delete(Pod, name, namespace=namespace, grace_period=0)
 
 
 class Shell:
     """One debug container of the pod, and Tower's end of its stream."""
 
-    def __init__(self, lab: Cluster, ports: Ports, api: Api, pod: Pod, *, process_access: bool, seconds: int) -> None:
-        self.lab, self.ports, self.api = lab, ports, api
+    def __init__(self, lab: Cluster, ports: Ports, api: Api, where: tuple[str, str, str]) -> None:
+        self.lab, self.ports, self.api, self.where = lab, ports, api, where
         self.frames = TowerFrames(secrets.token_bytes(32))
-        self.where = NAMESPACE, pod.metadata.name, pod.metadata.uid
-        sid = Sid("".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(10)))
-        self.manifest = workload.debug_container(
-            name=workload.container_name(sid, 1),
-            image=lab.debug_image,
-            target_container="app" if process_access else None,
-            uid=1000,
-            gid=1000,
-            start_sha256=self.frames.start_sha256,
-            max_seconds=seconds,
-        )
-        self.name = self.manifest["name"] = f"shell-{sid}"
+        self.name = ""
         self.events: list[TowerEvent] = []
         self.screen = bytearray()
         self.container_id = ""
@@ -99,8 +91,19 @@ class Shell:
 
     # as Tower does it
 
-    async def add(self) -> None:
-        await self.ports.workloads.add_debug_container(*self.where, self.manifest)
+    async def add(self, *, process_access: bool, seconds: int) -> None:
+        sid = Sid("".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(10)))
+        manifest = workload.debug_container(
+            name=workload.container_name(sid, 1),
+            image=self.lab.debug_image,
+            target_container="app" if process_access else None,
+            uid=1000,
+            gid=1000,
+            start_sha256=self.frames.start_sha256,
+            max_seconds=seconds,
+        )
+        self.name = manifest["name"] = f"shell-{sid}"
+        await self.ports.workloads.add_debug_container(*self.where, manifest)
         async with asyncio.timeout(PATIENCE):
             async for seen in self.ports.workloads.watch(*self.where, self.name):
                 assert seen is not None
@@ -155,6 +158,13 @@ class Shell:
             assert await self.read(), "no answer to a ping"
         return found[0]
 
+    async def flood(self) -> None:
+        """Send until nobody takes it any more."""
+        with suppress(PortError):
+            for _ in range(400):
+                async with asyncio.timeout(PATIENCE):
+                    await self.send(self.frames.data(bytes(DATA_MAX)))
+
     async def rest(self) -> list[TowerEvent]:
         """Everything until the end of the stream."""
         self.events.clear()
@@ -176,7 +186,9 @@ class Shell:
         """Start what means to outlive the shell, and see it on the node."""
         before = len(self.lab.container_pids(self.container_id))
         await self.ask(LOOPS)
-        assert len(self.lab.container_pids(self.container_id)) >= before + 3  # loop, its sleep, daemon
+        async with asyncio.timeout(PATIENCE):
+            while len(self.lab.container_pids(self.container_id)) < before + 3:  # loop, its sleep, daemon
+                await asyncio.sleep(0.05)
 
     async def terminated(self) -> DebugContainerFacts:
         """Its end in the API, with nothing of it left on the node, and the app as it was."""
@@ -196,26 +208,26 @@ class Shell:
 
     async def log(self) -> bytes:
         """What the node has written down of it, as anybody with pods/log reads it."""
-        where = f"{path('namespaces', NAMESPACE, 'pods', self.where[1])}/log?container={self.name}"
+        where = f"{path('namespaces', self.where[0], 'pods', self.where[1])}/log?container={self.name}"
         return (await self.api.answer("read the log", "GET", where)).content
 
     async def _pod(self) -> dict[str, Any]:
-        return await self.api.get("read the pod", path("namespaces", NAMESPACE, "pods", self.where[1]))
+        return await self.api.get("read the pod", path("namespaces", self.where[0], "pods", self.where[1]))
 
 
 Open = Callable[..., AbstractAsyncContextManager[Shell]]
 
 
 @pytest.fixture
-async def shell(cluster: Cluster, pod: Pod) -> AsyncIterator[Open]:
+async def shell(cluster: Cluster, target: tuple[str, str, str]) -> AsyncIterator[Open]:
     """Opens shells in the pod; ends what a test left running."""
     api = Api(endpoint("lab", cluster.admin_kubeconfig))
     async with connected("lab", Tier.FLIGHT, kubeconfig=cluster.admin_kubeconfig) as ports:
 
         @asynccontextmanager
         async def one(*, process_access: bool = False, seconds: int = 120, lease: int | None = 120) -> AsyncIterator[Shell]:
-            made = Shell(cluster, ports, api, pod, process_access=process_access, seconds=seconds)
-            await made.add()
+            made = Shell(cluster, ports, api, target)
+            await made.add(process_access=process_access, seconds=seconds)
             try:
                 await made.attach()
                 if lease is not None:
@@ -234,7 +246,7 @@ async def shell(cluster: Cluster, pod: Pod) -> AsyncIterator[Open]:
 @BOTH
 @pytest.mark.parametrize("how", ["cut", "end", "exit", "lease", "deadline"])
 async def test_setsid_loops_and_forked_daemons_die_with_the_shell(shell: Open, process_access: bool, how: str) -> None:
-    seconds, lease = 6 if how == "deadline" else 120, 4 if how == "lease" else 120
+    seconds, lease = 5 if how == "deadline" else 120, 3 if how == "lease" else 120
     async with shell(process_access=process_access, seconds=seconds, lease=lease) as open_shell:
         await open_shell.loops()
         match how:
@@ -244,6 +256,8 @@ async def test_setsid_loops_and_forked_daemons_die_with_the_shell(shell: Open, p
                 await open_shell.send(open_shell.frames.end())
             case "exit":
                 await open_shell.say("exit 7")
+            case _:
+                pass  # time does it
         seen = await open_shell.terminated()
         by_the_kernel = 137 if process_access else 14
         assert seen.exit_code == {"cut": 0, "end": 0, "exit": 7}.get(how, by_the_kernel)
@@ -252,12 +266,14 @@ async def test_setsid_loops_and_forked_daemons_die_with_the_shell(shell: Open, p
         assert (final["reason"], final["final"]) == (reason, reason != "running")
 
 
-@pytest.mark.parametrize("limit", ["", "sigpending=0:0", "nofile=0:0", "fsize=0:0", "cpu=3600:3600"], ids=str)
-@pytest.mark.parametrize("how", ["lease", "deadline", "cut"])
+@pytest.mark.parametrize(
+    ("how", "limit"),
+    [("deadline", ""), ("cut", ""), ("lease", ""), ("lease", "sigpending=0:0"), ("lease", "nofile=0:0"), ("lease", "fsize=0:0")],
+)
 async def test_a_supervisor_its_user_froze_is_killed_by_the_kernel(shell: Open, how: str, limit: str) -> None:
     """With process access: SIGSTOP, after taking its limits away. No PING, END or end of stdin reaches it any more."""
     async with shell(
-        process_access=True, seconds=6 if how == "deadline" else 120, lease=120 if how == "deadline" else 4
+        process_access=True, seconds=5 if how == "deadline" else 120, lease=120 if how == "deadline" else 3
     ) as frozen:
         await frozen.loops()
         await frozen.say((f"prlimit --pid $PPID --{limit}; " if limit else "") + "kill -STOP $PPID")
@@ -274,7 +290,7 @@ async def test_a_supervisor_its_user_killed_takes_all_along_and_leaves_the_app(s
 
 
 async def test_a_supervisor_out_of_cpu_time_dies_early_at_worst(shell: Open) -> None:
-    async with shell(process_access=True, seconds=10) as starved:
+    async with shell(process_access=True, seconds=5) as starved:
         await starved.loops()
         await starved.say("prlimit --pid $PPID --cpu=1:1; yes")
         await starved.rest()
@@ -333,10 +349,7 @@ async def test_process_access_reaches_the_app_and_nothing_less(shell: Open) -> N
 
 async def test_without_process_access_the_app_is_out_of_reach(shell: Open) -> None:
     async with shell() as alone:
-        assert (await alone.ask("cat /proc/[0-9]*/comm")).split() in (
-            ["python3", "bash", "cat"],
-            ["python3", "bash", "bash", "cat"],
-        )
+        assert set((await alone.ask("cat /proc/[0-9]*/comm 2>/dev/null")).split()) == {"python3", "bash"}
         await alone.send(alone.frames.end())
         await alone.terminated()
 
@@ -425,9 +438,7 @@ async def test_a_shell_that_reads_nothing_holds_up_no_ping_until_the_window_is_b
         for _ in range(4):
             await flooded.send(flooded.frames.data(bytes(DATA_MAX)))
         assert (await flooded.pong()).taken < 4 * DATA_MAX
-        with pytest.raises(PortError):
-            for _ in range(400):
-                await flooded.send(flooded.frames.data(bytes(DATA_MAX)))
+        await flooded.flood()
         assert (await flooded.witness())["reason"] == "violation:flood"
 
 
