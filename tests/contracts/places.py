@@ -1,4 +1,4 @@
-"""Two places for one contract: the model of a cluster, and the real one with the portal's own token, its RBAC and its policies."""
+"""Two places for one contract: the model of a cluster, and the real one with the portal's token, its RBAC and its policies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from itertools import repeat
 from typing import Protocol, TypeVar
 
 from lightkube.resources.core_v1 import Pod
@@ -60,18 +61,21 @@ class Model:
         self.world.rbac_lag = 2
         self.world.add_namespace(NAMESPACE, NAMESPACE, "component:default/checkout")
         self.world.commands = {
-            FLOOD: lambda: iter([b"x" * 76 + b"\r\n"] * (FLOOD_BYTES // 78)),
+            FLOOD: lambda: repeat((b"x" * 76 + b"\r\n") * 100, FLOOD_BYTES // 7800),
             "cat": b"",
             "echo $((6*7))": b"42\r\n",
         }
-        self.world.policy = lambda item: (str(item).find("'5m'") > 0 and "a grant lives 15 to 75 minutes") or None
+        self.world.policy = lambda item: (
+            (str(item).find("'5m'") > 0 and "a grant's label cleanup.kyverno.io/ttl is 15m to 75m") or None
+        )
         for number in range(2):
             self.world.add_pod(NAMESPACE, f"checkout-{number}")
         self.ports = self.world.ports
 
     async def restart_api(self) -> None:
         self.world.stop_api()
-        asyncio.get_running_loop().call_later(0.05, self.world.start_api)
+        await asyncio.sleep(0.05)
+        self.world.start_api()
 
     async def stop_api(self) -> None:
         self.world.stop_api()
@@ -124,8 +128,8 @@ async def real(lab: Lab) -> AsyncIterator[Real]:
                 await ports.grants.delete(left.namespace, Sid(left.sid))
 
 
-FLOOD = "yes xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx | head -c 8000000"
-FLOOD_BYTES = 8_000_000
+FLOOD = "yes xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx | head -c 40000000"
+FLOOD_BYTES = 40_000_000
 
 
 def new_sid() -> Sid:
@@ -202,12 +206,12 @@ class Debugging:
             yield stream
 
     @asynccontextmanager
-    async def shell(self) -> AsyncIterator[AttachStream]:
+    async def shell(self, lease_seconds: int = 60) -> AsyncIterator[AttachStream]:
         """Added, running, attached and started."""
         await self.add()
         await self.state(lambda seen: seen.running)
         async with self.attached() as stream:
-            await stream.write(self.frames.start(80, 24, 60))
+            await stream.write(self.frames.start(80, 24, lease_seconds))
             await stream.write(self.frames.data(b"stty -echo; PS1=\r"))
             yield stream
 
@@ -223,7 +227,7 @@ class Debugging:
 
 def ended(events: list[TowerEvent]) -> bool:
     """Whether the supervisor has said EXIT."""
-    return any(isinstance(event, Exit) for event in events)
+    return any(isinstance(event, Exit) for event in events[-3:])
 
 
 def printed(events: list[TowerEvent]) -> bytes:
@@ -239,7 +243,16 @@ async def granted(place: Place, pod: PodFacts | None = None) -> AsyncIterator[De
     try:
         yield Debugging(place, pod or await a_pod(place), sid)
     finally:
+        await until(lambda: removed(place, sid))
+
+
+async def removed(place: Place, sid: Sid) -> bool:
+    """Whether the grant could be removed; an API server that has just started may say no to anybody."""
+    try:
         await place.ports.grants.delete(NAMESPACE, sid)
+    except PortError:
+        return False
+    return True
 
 
 async def a_pod(place: Place) -> PodFacts:

@@ -1,9 +1,9 @@
 """A model of one API server and one node, as the four cluster ports see them. In memory, on the event loop's own time.
 
 What it keeps of the real thing, most of it shown there by `tests/contracts/test_cluster_contract.py`: a write needs a grant in
-the namespace, and right after one the API server may not know it yet; a grant that is deleted ends no stream; a debug container is
-appended, started by the kubelet and never removed; it dies when its stream drops (`stdinOnce`); a pod's UID is not its name; an API
-server that goes down cuts streams and fails calls; a dead node's statuses stand still.
+the namespace, and right after one the API server may not know it yet; a grant that is deleted ends no stream; a debug container
+is appended, started by the kubelet and never removed; it dies when its stream drops (`stdinOnce`); a pod's UID is not its name;
+an API server that goes down cuts streams and fails calls; a dead node's statuses stand still.
 What it leaves out: policies (give it `policy`), a second attacher, volumes, and every pod that is not told to it.
 """
 
@@ -31,7 +31,7 @@ READ_BYTES = 32 << 10
 
 
 class SimCluster:
-    """The world: its state is public, its methods are what happens in it. Faults name calls as `grants.create`, `stream.read`, …"""
+    """The world: its state is public, its methods are what happens in it. Faults name calls as `grants.create`, …"""
 
     def __init__(self, name: str = "demo", tier: Tier = Tier.FLIGHT, *, now: Callable[[], datetime]) -> None:
         self.name, self.tier, self.now = name, tier, now
@@ -327,8 +327,7 @@ class _Workloads:
     async def watch(self, namespace: str, pod: str, uid: str, container: str) -> AsyncIterator[DebugContainerFacts | None]:
         """Waits out an API server that is down, as the real watch does by reconnecting."""
         world, last = self._world, None
-        async with world.call("workloads.watch"):
-            pass
+        await world.faults.before("workloads.watch")
         while True:
             if world.api_up:
                 found = world.pods.get((namespace, pod))

@@ -31,6 +31,8 @@ KILLED, VIOLATION = 137, 65
 """Exit codes: 128 + SIGKILL from a kernel timer; the supervisor's own for a broken frame stream."""
 STDIN_MAX = 64 << 10
 """What the pipe to a supervisor that does not read holds before the writer waits."""
+OUT_HIGH = 256 << 10
+"""Sealed output that nobody has taken; above it the terminal is not read."""
 
 Reply = bytes | Callable[[], Iterator[bytes]]
 """What a command prints: bytes, or a program that prints as long as somebody reads."""
@@ -47,7 +49,8 @@ class SimShell:
         self.status: int | None = None
         self._commands = commands
         self._line = bytearray()
-        self._output: deque[bytes | Iterator[bytes]] = deque([self.PROMPT])
+        self._output: deque[bytes | int | Iterator[bytes]] = deque([self.PROMPT])
+        """What is still to be printed, and where the shell exits (an int): what is typed meanwhile comes after it."""
 
     def type(self, data: bytes) -> None:
         """Take keystrokes: echoed at once, run at Enter."""
@@ -61,7 +64,7 @@ class SimShell:
                 self._line.clear()
                 self._output = deque([b"^C\r\n", self.PROMPT])
             elif key == b"\x04" and not self._line:
-                self.status = 0
+                self._output.append(0)
             else:
                 self._line += key
                 self._output.append(key)
@@ -74,20 +77,24 @@ class SimShell:
         """Up to one frame of output, b"" when there is none now."""
         taken = bytearray()
         while self._output and len(taken) < DATA_MAX:
-            head = self._output[0]
-            piece = head if isinstance(head, bytes) else next(head, None)
-            if piece is None or isinstance(head, bytes):
-                self._output.popleft()
-            room = DATA_MAX - len(taken)
-            taken += (piece or b"")[:room]
-            if rest := (piece or b"")[room:]:
-                self._output.appendleft(rest)
-        return bytes(taken)
+            match self._output.popleft():
+                case int(status):
+                    self.status = status
+                    self._output.clear()
+                case bytes(piece):
+                    taken += piece
+                case program:
+                    if (printed := next(program, None)) is not None:
+                        taken += printed
+                        self._output.appendleft(program)
+        if rest := bytes(taken[DATA_MAX:]):
+            self._output.appendleft(rest)
+        return bytes(taken[:DATA_MAX])
 
     def _run(self, line: str) -> None:
         command, _, argument = line.partition(" ")
         if command == "exit":
-            self.status = int(argument or 0)
+            self._output.append(int(argument or 0))
             return
         reply = self._commands.get(line, f"sh: {command}: not found\r\n".encode() if line else b"")
         self._output.append(reply if isinstance(reply, bytes) else reply())
@@ -137,6 +144,7 @@ class SimSupervisor:
             for event in self._frames.feed(data):
                 if self.exit_code is None:
                     self._take(event)
+            self._pump()
         except FrameViolation as violation:
             self._exit(VIOLATION, f"violation:{violation.code.value}", None)
         self._changed()
@@ -168,14 +176,14 @@ class SimSupervisor:
         """Let the shell print something."""
         if self.shell is not None:
             self.shell.print(data)
+            self._pump()
             self._changed()
 
     def take(self, most: int) -> bytes:
         """Up to `most` bytes of stdout, b"" when there are none now; frames are cut wherever they happen to be cut."""
-        while len(self._ready) < most and self._pull():
-            pass
         taken = bytes(self._ready[:most])
         del self._ready[:most]
+        self._pump()
         return taken
 
     def _take(self, event: SupervisorEvent) -> None:
@@ -190,8 +198,6 @@ class SimSupervisor:
                 self._in.update(event.data)
                 self._in_bytes += len(event.data)
                 self.shell.type(event.data)
-                if self.shell.status is not None:
-                    self._farewell(ExitReason.SHELL_EXITED, self.shell.status)
             case Resize():
                 assert self.shell is not None
                 self.shell.sizes.append((event.cols, event.rows))
@@ -206,9 +212,16 @@ class SimSupervisor:
         self._lease.cancel()
         self._lease = asyncio.get_running_loop().call_later(self._lease_seconds, self.kill)
 
+    def _pump(self) -> None:
+        """Read the terminal and seal, as long as somebody takes it."""
+        while self.exit_code is None and len(self._ready) < OUT_HIGH and self._pull():
+            pass
+        if self.shell is not None and self.shell.status is not None:
+            self._farewell(ExitReason.SHELL_EXITED, self.shell.status)
+
     def _pull(self) -> bool:
-        """Seal one more frame of output, if the shell has any and still lives."""
-        if self.shell is None or self.frozen or self.exit_code is not None or not (data := self.shell.take()):
+        """Seal one frame of output, if there is any."""
+        if self.shell is None or self.frozen or not (data := self.shell.take()):
             return False
         self._out.update(data)
         self._out_bytes += len(data)
@@ -219,8 +232,7 @@ class SimSupervisor:
         """The terminal's last bytes, then EXIT; what was said before the end is still read after it."""
         if self.exit_code is not None:
             return
-        while self._pull() and reason is ExitReason.SHELL_EXITED:
-            pass
+        self._pull()
         if self.shell is not None:
             last = Exit(
                 reason=reason,

@@ -3,9 +3,8 @@
 Must never: log or keep a byte, pass on what is not the protocol, or leave a socket open behind it.
 
 The WebSocket is the `websockets` library's, not httpx2's: over TLS it takes a third of the CPU for 32 KiB messages, an eighth
-for 512-byte ones, and httpx2's keepalive ends a session whose reader stalls. The API server's end is x/net/websocket, whose
-reader answers a ping under the writer's lock: while our reader stalls, its writer holds that lock, and a ping stops *stdin* too,
-with it the supervisor's lease. So only a reader that waits sends pings. Protocol: KEP-4006.
+for 512-byte ones, and httpx2's keepalive ends a session whose reader stalls. Only a reader that waits sends pings: one that
+stalls could not see the pong behind its unread bytes. Protocol: KEP-4006.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ QUEUE_MESSAGES = 16
 """Messages read ahead of the reader; one TLS read may add as many as its 256 KiB hold."""
 PIECE: Final = 64 << 10
 WRITE_LIMIT: Final = 1
-"""Wait whenever a byte is unsent. Not 0: CPython 3.11's sslproto pauses at `size >= limit`, so an empty buffer would pause too, and
-only another write would wake the writer."""
+"""Wait whenever a byte is unsent. Not 0: CPython 3.11's sslproto pauses at `size >= limit`, so an empty buffer would pause too,
+and only another write would wake the writer."""
 
 _SILENT = logging.Logger("attach", level=logging.CRITICAL + 1)  # noqa: LOG001 - on purpose outside the tree: nothing can turn it on
 """At DEBUG the library would log every frame and the Authorization header."""
