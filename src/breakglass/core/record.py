@@ -9,28 +9,41 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from breakglass.core.model import canonical_json
 
 FORMAT: Final = 1
-SEGMENT_BYTES: Final = 256 << 10
+PIECE_MAX: Final = 64 << 10
+"""Bytes of one output event or one input entry; what is longer is more of them."""
+SEGMENT_OUTPUT: Final = 256 << 10
+"""Terminal output of a segment; it is cut behind the event that reaches it."""
+SEGMENT_SIZE: Final = 1 << 20
+"""Both objects of a segment together; likewise."""
 SEGMENT_US: Final = 5_000_000
+"""From a segment's first event or input to its cut."""
+MARKER_MAX: Final = 4 << 10
 KEY_BYTES: Final = 32
+PAD: Final = 64
+"""Plaintext of input is a multiple of this, so that a record's length says little about what was typed."""
 SEG: Final = b"# tower:seg "
 SEAL: Final = b"# tower:seal "
 EXACT: Final = b"#b "
 ENTRY: Final = struct.Struct(">QBI")
-LENGTH: Final = struct.Struct(">I")
-_CHAIN: Final = b"tower record v1 chain\n"
+REASON: Final = re.compile("[a-z0-9_]{1,64}")
 _START: Final = b"tower record v1 start\n"
+_CHAIN: Final = b"tower record v1 chain\n"
+_INPUT: Final = "tower record v1 input"
+_ASCII: Final = bytes(byte if byte < 0x80 else ord("?") for byte in range(256))
+_json_string: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Kind(IntEnum):
@@ -42,7 +55,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a record says about itself in its first line."""
+    """What a record says about itself in its first line; the moment it began counts in whole seconds."""
 
     sid: str
     request_digest: str
@@ -69,14 +82,31 @@ class Typed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What is in a segment: events of the output lane, terminal bytes they hold, records of the input lane."""
+
+    events: int
+    out_bytes: int
+    inputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """A sealed segment: what its seal line says."""
+    """What a segment's seal line says."""
 
     number: int
     out_sha256: bytes
     in_sha256: bytes
-    chain: bytes
+    counts: Counts
     end: End | None
+    chain: bytes
+
+
+class Lines(NamedTuple):
+    """Bytes to append to the output object, and the terminal bytes that are in the record once those are durable."""
+
+    out: bytes
+    covered: bytes = b""
 
 
 def segment_name(number: int) -> str:
@@ -84,20 +114,44 @@ def segment_name(number: int) -> str:
     return f"seg-{number:06d}"
 
 
-def first_link(sid: str, request_digest: str) -> bytes:
-    """What the first segment hangs on: this session and this request, so that segments cannot move between sessions."""
-    return hashlib.sha256(_START + canonical_json([sid, request_digest])).digest()
+def pieces(data: bytes) -> Iterator[bytes]:
+    """`data` cut into what fits one event or one entry."""
+    return (data[at : at + PIECE_MAX] for at in range(0, len(data), PIECE_MAX))
 
 
-def link(prev: bytes, number: int, out_sha256: bytes, in_sha256: bytes, end: End | None) -> bytes:
-    """The chain after a segment: SHA-256 over the domain, the link before, the number, both lanes' digests and the end."""
-    over = hashlib.sha256(canonical_json(end_json(end))).digest()
-    return hashlib.sha256(_CHAIN + prev + number.to_bytes(8, "big") + out_sha256 + in_sha256 + over).digest()
+def digest(data: bytes) -> bytes:
+    """SHA-256: of an object up to its seal line, or of an input object."""
+    return hashlib.sha256(data).digest()
 
 
-def end_json(end: End | None) -> dict[str, str | bool] | None:
-    """The end as it stands in a seal line."""
-    return None if end is None else {"cut": end.cut, "reason": end.reason}
+# --- the chain --------------------------------------------------------------------------------------------------------
+
+
+def first_link(header: Header) -> bytes:
+    """What the first segment hangs on: the header line, so that no segment can move to another session."""
+    return hashlib.sha256(_START + header_line(header)).digest()
+
+
+def sealed(prev: bytes, number: int, digests: tuple[bytes, bytes], counts: Counts, end: End | None) -> Seal:
+    """The seal of a segment: its link is SHA-256 over the link before and all else the seal line says."""
+    fields = _seal_fields(number, digests, counts, end)
+    chain = hashlib.sha256(_CHAIN + prev + canonical_json(fields)).digest()
+    return Seal(number=number, out_sha256=digests[0], in_sha256=digests[1], counts=counts, end=end, chain=chain)
+
+
+def _seal_fields(number: int, digests: tuple[bytes, bytes], counts: Counts, end: End | None) -> dict[str, object]:
+    return {
+        "end": None if end is None else {"cut": end.cut, "reason": end.reason},
+        "events": counts.events,
+        "in_sha256": digests[1].hex(),
+        "inputs": counts.inputs,
+        "n": number,
+        "out_bytes": counts.out_bytes,
+        "out_sha256": digests[0].hex(),
+    }
+
+
+# --- lines of the output lane -----------------------------------------------------------------------------------------
 
 
 def header_line(header: Header) -> bytes:
@@ -117,29 +171,15 @@ def seg_line(number: int, prev: bytes) -> bytes:
     return SEG + canonical_json({"n": number, "prev": prev.hex()}) + b"\n"
 
 
-def seal_line(seal: Seal, *, events: int, output_bytes: int, in_bytes: int) -> bytes:
-    """A segment's last line; `events` and byte counts are for readers in a hurry and are checked like the rest."""
-    value = {
-        "chain": seal.chain.hex(),
-        "end": end_json(seal.end),
-        "events": events,
-        "in_bytes": in_bytes,
-        "in_sha256": seal.in_sha256.hex(),
-        "n": seal.number,
-        "out_bytes": output_bytes,
-        "out_sha256": seal.out_sha256.hex(),
-    }
-    return SEAL + canonical_json(value) + b"\n"
-
-
-def interval(micros: int) -> str:
-    """Seconds with exactly six decimals: one form for one number, and no drift, for they are differences of integers."""
-    return f"{micros // 1_000_000}.{micros % 1_000_000:06d}"
+def seal_line(seal: Seal) -> bytes:
+    """A segment's last line."""
+    fields = _seal_fields(seal.number, (seal.out_sha256, seal.in_sha256), seal.counts, seal.end)
+    return SEAL + canonical_json({**fields, "chain": seal.chain.hex()}) + b"\n"
 
 
 def event_line(micros: int, code: str, text: str) -> bytes:
-    """One asciicast v3 event; the interval is relative to the event before."""
-    return f"[{interval(micros)}, {json.dumps(code)}, {json.dumps(text, ensure_ascii=False)}]\n".encode()
+    """One asciicast v3 event. The interval since the event before has exactly six decimals: one form, and no drift."""
+    return f'[{micros // 1_000_000}.{micros % 1_000_000:06d}, "{code}", {_json_string(text)}]\n'.encode()
 
 
 def output_lines(micros: int, data: bytes) -> bytes:
@@ -147,7 +187,14 @@ def output_lines(micros: int, data: bytes) -> bytes:
     try:
         return event_line(micros, "o", data.decode())
     except UnicodeDecodeError:
-        return EXACT + base64.b64encode(data) + b"\n" + event_line(micros, "o", data.decode(errors="replace"))
+        return EXACT + base64.b64encode(data) + b"\n" + event_line(micros, "o", lossy(data))
+
+
+def lossy(data: bytes) -> str:
+    """What a player shows of bytes that are not UTF-8. With a zero byte among them it is binary: ASCII and `?` (3× faster);
+    else U+FFFD for each maximal part that is no character (Unicode, 3.9, "substitution of maximal subparts").
+    """
+    return data.translate(_ASCII).decode("ascii") if 0 in data else data.decode(errors="replace")
 
 
 def unfinished(data: bytes) -> int:
@@ -156,31 +203,43 @@ def unfinished(data: bytes) -> int:
         byte = data[-back]
         if byte & 0xC0 == 0x80:
             continue
-        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return back if back < length <= 4 and byte < 0xF8 else 0
+        length = 4 if 0xF0 <= byte <= 0xF4 else 3 if 0xE0 <= byte < 0xF0 else 2 if 0xC2 <= byte < 0xE0 else 0
+        return back if back < length else 0
     return 0
 
 
+# --- lines of the input lane ------------------------------------------------------------------------------------------
+
+
 def input_header(sid: str, number: int, wrapped_key: bytes) -> bytes:
-    """The first line of a segment's input object: whose it is, and the age-wrapped key that opens it."""
-    value = {"format": FORMAT, "key": base64.b64encode(wrapped_key).decode(), "n": number, "sid": sid}
+    """The first line of a segment's input object; in segment 1 with the age-wrapped key that opens the lane."""
+    value: dict[str, object] = {"format": FORMAT, "n": number, "sid": sid}
+    if number == 1:
+        value["key"] = base64.b64encode(wrapped_key).decode()
     return canonical_json(value) + b"\n"
 
 
+def input_nonce(counter: int) -> bytes:
+    """A record's nonce: its number among all input records of the session, from 1. The key serves one session only."""
+    return counter.to_bytes(12, "big")
+
+
 def input_aad(sid: str, number: int, counter: int) -> bytes:
-    """What an input record is bound to: session, segment and its place among all records of the session."""
-    return canonical_json([sid, number, counter])
+    """What an input record is bound to besides the key: session, segment and its place."""
+    return canonical_json([_INPUT, sid, number, counter])
 
 
 def pack_typed(entries: Sequence[Typed]) -> bytes:
-    """The plaintext of an input record: (time µs, kind, length, bytes) one after another."""
-    return b"".join(ENTRY.pack(entry.at_us, entry.kind, len(entry.data)) + entry.data for entry in entries)
+    """The plaintext of an input record: (time µs, kind, length, bytes) one after another, then zeros up to a multiple of 64."""
+    plain = b"".join(ENTRY.pack(entry.at_us, entry.kind, len(entry.data)) + entry.data for entry in entries)
+    return plain + bytes(-len(plain) % PAD)
 
 
 class Writer:
-    """Turns what happens into bytes to append to a segment's two objects. One a session; the caller makes them durable.
+    """Turns what happens into lines to append to a segment's two objects. One a session; the caller makes them durable.
 
-    Returned pairs are (output lane, input lane). Times must not run backwards; one that does counts as the one before.
+    Order of calls: `begin`, then events, then `seal`, then `begin` again or, after an end, nothing. Times must not run
+    backwards; one that does counts as the one before. Sizes beyond the format's are a `ValueError`.
     """
 
     def __init__(self, header: Header, *, key: bytes, wrapped_key: bytes) -> None:
@@ -190,105 +249,117 @@ class Writer:
         self._header = header
         self._aead = ChaCha20Poly1305(key)
         self._wrapped = wrapped_key
-        self._prev = first_link(header.sid, header.request_digest)
-        self._number = 0
+        self._prev = first_link(header)
         self._counter = 0
         self._last_us = 0
         self._held = b""
+        self._first_us: int | None = None
+        self.number = 0
         self.output_bytes = 0
-
-    @property
-    def number(self) -> int:
-        """The open segment's number, from 1."""
-        return self._number
-
-    @property
-    def size(self) -> int:
-        """Bytes of both objects of the open segment so far."""
-        return self._out_size + self._in_size
-
-    @property
-    def events(self) -> int:
-        """Events of the open segment so far, input records counted."""
-        return self._events + self._inputs
 
     @property
     def holding(self) -> bool:
         """Whether the beginning of a character is held back."""
         return bool(self._held)
 
+    @property
+    def due_us(self) -> int | None:
+        """When the open segment is to be cut for its age; None while nothing is in it."""
+        return None if self._first_us is None else self._first_us + SEGMENT_US
+
+    def due(self, at_us: int) -> bool:
+        """Whether the open segment is to be cut now, for its size or its age."""
+        if self._first_us is None:
+            return False
+        return self._out_bytes >= SEGMENT_OUTPUT or self._size >= SEGMENT_SIZE or at_us - self._first_us >= SEGMENT_US
+
     def begin(self) -> tuple[bytes, bytes]:
-        """Open the next segment."""
-        self._number += 1
+        """The first lines of the next segment's output and input objects."""
+        self.number += 1
         self._out, self._in = hashlib.sha256(), hashlib.sha256()
-        self._out_size = self._in_size = self._events = self._inputs = self._segment_output = 0
-        head = header_line(self._header) if self._number == 1 else b""
-        lines = head + seg_line(self._number, self._prev)
-        first = input_header(self._header.sid, self._number, self._wrapped)
-        return self._wrote(lines), self._wrote_in(first)
+        self._first_us = None
+        self._size = self._out_bytes = self._events = self._inputs = 0
+        head = header_line(self._header) if self.number == 1 else b""
+        first = input_header(self._header.sid, self.number, self._wrapped)
+        self._in.update(first)
+        return self._wrote(head + seg_line(self.number, self._prev)), first
 
-    def output(self, data: bytes, at_us: int) -> tuple[bytes, bytes]:
-        """Lines for output, and the exact bytes they cover: a cut UTF-8 sequence at the end waits for its rest."""
+    def output(self, data: bytes, at_us: int) -> Lines:
+        """An `o` event of at most 64 KiB; the beginning of a UTF-8 sequence at its end waits for the rest."""
+        if len(data) > PIECE_MAX:
+            raise ValueError("an output event holds at most 64 KiB")
         data = self._held + data
-        cut = len(data) - unfinished(data)
-        self._held, data = data[cut:], data[:cut]
-        return self._record(data, at_us)
+        end = len(data) - unfinished(data)
+        self._held = data[end:]
+        return self._record(data[:end], at_us)
 
-    def flush(self, at_us: int) -> tuple[bytes, bytes]:
-        """As `output`, for what is held back: nothing followed it."""
+    def flush(self, at_us: int) -> Lines:
+        """As `output`, for what is held back: nothing followed it. Before resize, marker, exit and the end."""
         data, self._held = self._held, b""
         return self._record(data, at_us)
 
-    def _record(self, data: bytes, at_us: int) -> tuple[bytes, bytes]:
-        if not data:
-            return b"", b""
-        self.output_bytes += len(data)
-        self._segment_output += len(data)
-        return self._event(output_lines(self._since(at_us), data)), data
+    def resize(self, cols: int, rows: int, at_us: int) -> Lines:
+        """An `r` event, `COLSxROWS`, each 1–65535."""
+        if not (0 < cols < 1 << 16 and 0 < rows < 1 << 16):
+            raise ValueError("a terminal has 1–65535 columns and rows")
+        return self._event("r", f"{cols}x{rows}", at_us)
 
-    def resize(self, cols: int, rows: int, at_us: int) -> bytes:
-        """An `r` event, `COLSxROWS`. Flush first."""
-        return self._event(event_line(self._since(at_us), "r", f"{cols}x{rows}"))
+    def marker(self, label: str, at_us: int) -> Lines:
+        """An `m` event: something happened that is not output. Cut at 4096 characters; what is no Unicode becomes `?`."""
+        return self._event("m", label[:MARKER_MAX].encode(errors="replace").decode(), at_us)
 
-    def marker(self, label: str, at_us: int) -> bytes:
-        """An `m` event: something happened that is not output. Flush first."""
-        return self._event(event_line(self._since(at_us), "m", label.encode(errors="replace").decode()))
-
-    def exit(self, status: int, at_us: int) -> bytes:
-        """An `x` event: a shell's exit status. Flush first."""
-        return self._event(event_line(self._since(at_us), "x", str(status)))
+    def exit(self, status: int, at_us: int) -> Lines:
+        """An `x` event: a shell's exit status, 0–255."""
+        if not 0 <= status <= 255:
+            raise ValueError("an exit status is 0–255")
+        return self._event("x", str(status), at_us)
 
     def input(self, entries: Sequence[Typed]) -> bytes:
-        """One sealed input record."""
+        """One line of the input object: at least one entry, each of 1 byte to 64 KiB, sealed as one record."""
+        if not entries or not all(0 < len(entry.data) <= PIECE_MAX for entry in entries):
+            raise ValueError("an input record holds entries of 1 byte to 64 KiB")
         self._counter += 1
         self._inputs += 1
-        aad = input_aad(self._header.sid, self._number, self._counter)
-        sealed = self._aead.encrypt(self._counter.to_bytes(12, "big"), pack_typed(entries), aad)
-        return self._wrote_in(LENGTH.pack(len(sealed)) + sealed)
+        self._began(entries[0].at_us)
+        aad = input_aad(self._header.sid, self.number, self._counter)
+        line = base64.b64encode(self._aead.encrypt(input_nonce(self._counter), pack_typed(entries), aad)) + b"\n"
+        self._in.update(line)
+        self._size += len(line)
+        return line
 
     def seal(self, end: End | None = None) -> tuple[bytes, Seal]:
-        """The open segment's last line. Flush first; after it `begin` the next, unless this was the end."""
-        out_sha256, in_sha256 = self._out.digest(), self._in.digest()
-        chain = link(self._prev, self._number, out_sha256, in_sha256, end)
-        seal = Seal(number=self._number, out_sha256=out_sha256, in_sha256=in_sha256, chain=chain, end=end)
-        self._prev = chain
-        return seal_line(seal, events=self._events, output_bytes=self._segment_output, in_bytes=self._in_size), seal
+        """The open segment's last line. What is held back goes into the next segment; before an end, flush."""
+        if end is not None and (self._held or REASON.fullmatch(end.reason) is None):
+            raise ValueError("a record ends with a word, and without bytes held back")
+        counts = Counts(events=self._events, out_bytes=self._out_bytes, inputs=self._inputs)
+        seal = sealed(self._prev, self.number, (self._out.digest(), self._in.digest()), counts, end)
+        self._prev = seal.chain
+        return seal_line(seal), seal
+
+    def _record(self, data: bytes, at_us: int) -> Lines:
+        if not data:
+            return Lines(b"")
+        self.output_bytes += len(data)
+        self._out_bytes += len(data)
+        return Lines(self._wrote(output_lines(self._since(at_us), data)), data)
+
+    def _event(self, code: str, text: str, at_us: int) -> Lines:
+        flushed = self.flush(at_us)
+        line = self._wrote(event_line(self._since(at_us), code, text))
+        return Lines(flushed.out + line, flushed.covered)
 
     def _since(self, at_us: int) -> int:
         since = max(0, at_us - self._last_us)
         self._last_us += since
+        self._events += 1
+        self._began(at_us)
         return since
 
-    def _event(self, lines: bytes) -> bytes:
-        self._events += 1
-        return self._wrote(lines)
+    def _began(self, at_us: int) -> None:
+        if self._first_us is None:
+            self._first_us = at_us
 
     def _wrote(self, lines: bytes) -> bytes:
         self._out.update(lines)
-        self._out_size += len(lines)
+        self._size += len(lines)
         return lines
-
-    def _wrote_in(self, data: bytes) -> bytes:
-        self._in.update(data)
-        self._in_size += len(data)
-        return data
