@@ -21,7 +21,14 @@ CLI = [sys.executable, "-c", "from breakglass.cli.main import main; main()"]
 def environment(url: str, name: str, home: Path) -> dict[str, str]:
     """What the CLI is told: no more than a person's shell would hold."""
     kept = {key: value for key, value in os.environ.items() if key in {"PATH", "PYTHONPATH", "LANG", "COVERAGE_PROCESS_START"}}
-    return {**kept, "HOME": str(home), "TERM": "xterm-256color", "BREAKGLASS_URL": url, "BREAKGLASS_TOKEN": f"token-{name}", "TZ": "UTC"}
+    return {
+        **kept,
+        "HOME": str(home),
+        "TERM": "xterm-256color",
+        "BREAKGLASS_URL": url,
+        "BREAKGLASS_TOKEN": f"token-{name}",
+        "TZ": "UTC",
+    }
 
 
 class Person:
@@ -108,7 +115,9 @@ async def at_terminal(arguments: list[str], env: dict[str, str], *, cols: int = 
         os.close(slave)
 
 
-async def without_terminal(arguments: list[str], env: dict[str, str], piped: bytes = b"", seconds: float = 30.0) -> tuple[int, bytes, bytes]:
+async def without_terminal(
+    arguments: list[str], env: dict[str, str], piped: bytes = b"", seconds: float = 30.0
+) -> tuple[int, bytes, bytes]:
     """Exit code, standard output and standard error of the CLI in a pipe."""
     process = await asyncio.create_subprocess_exec(
         *CLI, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=env

@@ -21,7 +21,13 @@ def test_a_tilde_in_the_middle_of_a_line_is_the_shells() -> None:
 
 def test_every_escape_counts_after_a_newline_of_either_kind() -> None:
     for newline in (b"\r", b"\n"):
-        assert Escapes().feed(b"a" + newline + b"~?~t~e~.") == [b"a" + newline, Escape.HELP, Escape.TIME, Escape.END, Escape.LEAVE]
+        assert Escapes().feed(b"a" + newline + b"~?~t~e~.") == [
+            b"a" + newline,
+            Escape.HELP,
+            Escape.TIME,
+            Escape.END,
+            Escape.LEAVE,
+        ]
 
 
 def test_two_tildes_type_one() -> None:

@@ -48,7 +48,9 @@ async def test_an_unknown_app_is_a_refusal_and_not_a_stack_trace(tower: Listenin
         assert b"tower: what you can do:" in err
 
 
-async def test_sessions_are_listed_newest_first_and_their_words_are_harmless(tower: ListeningTower, as_: As, tmp_path: Path) -> None:
+async def test_sessions_are_listed_newest_first_and_their_words_are_harmless(
+    tower: ListeningTower, as_: As, tmp_path: Path
+) -> None:
     from dataclasses import replace
 
     async with as_("ana") as ana:
@@ -146,7 +148,9 @@ async def test_no_token_says_where_it_is_looked_for(tower: ListeningTower, tmp_p
     assert b"no token: set BREAKGLASS_TOKEN or write one to" in err
 
 
-@pytest.mark.parametrize("url", ["http://tower.example:8443", "http://10.0.0.1", "ftp://127.0.0.1", "https://user:pw@tower.example", "tower"])
+@pytest.mark.parametrize(
+    "url", ["http://tower.example:8443", "http://10.0.0.1", "ftp://127.0.0.1", "https://user:pw@tower.example", "tower"]
+)
 async def test_a_token_never_goes_to_an_address_it_should_not(tmp_path: Path, url: str) -> None:
     code, _, err = await without_terminal(["sessions"], environment(url, "ana", tmp_path))
     assert code == 2

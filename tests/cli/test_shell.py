@@ -139,7 +139,9 @@ async def test_towers_death_leaves_the_terminal_as_it_was(tower: ListeningTower,
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-async def test_a_signal_that_ends_us_leaves_the_terminal_as_it_was(sits: Sits, approves: Approves, number: signal.Signals) -> None:
+async def test_a_signal_that_ends_us_leaves_the_terminal_as_it_was(
+    sits: Sits, approves: Approves, number: signal.Signals
+) -> None:
     async with sits("ana", *ASKS) as person:
         await person.sees("waiting")
         await approves()
@@ -276,7 +278,9 @@ async def _approved_soon(tower: ListeningTower, approves: Approves) -> None:
     await approves()
 
 
-async def test_what_is_piped_is_typed_and_what_is_shown_is_standard_output(tower: ListeningTower, approves: Approves, tmp_path: Path) -> None:
+async def test_what_is_piped_is_typed_and_what_is_shown_is_standard_output(
+    tower: ListeningTower, approves: Approves, tmp_path: Path
+) -> None:
     approving = asyncio.create_task(_approved_soon(tower, approves))
     code, out, err = await without_terminal([*ASKS], environment(tower.url, "ana", tmp_path), b"~. is no escape here\nexit\n")
     await approving
@@ -342,7 +346,9 @@ async def test_no_tower_is_exit_code_5_and_names_the_address_but_never_the_token
         (["nothing"], b"No such command"),
     ],
 )
-async def test_wrong_usage_is_exit_code_2_and_says_what_to_change(tower: ListeningTower, tmp_path: Path, arguments: list[str], words: bytes) -> None:
+async def test_wrong_usage_is_exit_code_2_and_says_what_to_change(
+    tower: ListeningTower, tmp_path: Path, arguments: list[str], words: bytes
+) -> None:
     code, out, err = await without_terminal(arguments, environment(tower.url, "ana", tmp_path))
     assert (code, out) == (2, b"")
     assert words in err

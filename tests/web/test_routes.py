@@ -18,7 +18,6 @@ from breakglass.web.security import SECURITY_HEADERS
 from tests.simulators.service import ASK, SimulatedService
 
 
-
 async def _asked(ana: httpx2.AsyncClient) -> dict[str, str]:
     answer = await ana.post("/api/v1/sessions", json=ASK)
     assert answer.status_code == 201
@@ -48,9 +47,18 @@ def test_only_health_is_open_to_anybody() -> None:
     assert {row.path for row in ROUTES if row.rule == "open"} == {"/healthz", "/readyz"}
 
 
-@pytest.mark.parametrize("row", [row for row in ROUTES if row.method in {"GET", "POST"} and row.rule != "open"], ids=lambda row: f"{row.method} {row.path}")
-@pytest.mark.parametrize("header", [None, "Bearer", "Bearer ", "Bearer nonsense", "Basic dG9rZW4tYW5hOg==", "Bearer " + "x" * 5000, "Bearer t\u00f6ken"])
-async def test_without_a_good_credential_no_route_answers_more_than_401(anybody: httpx2.AsyncClient, row: object, header: str | None) -> None:
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROUTES if row.method in {"GET", "POST"} and row.rule != "open"],
+    ids=lambda row: f"{row.method} {row.path}",
+)
+@pytest.mark.parametrize(
+    "header",
+    [None, "Bearer", "Bearer ", "Bearer nonsense", "Basic dG9rZW4tYW5hOg==", "Bearer " + "x" * 5000, "Bearer t\u00f6ken"],
+)
+async def test_without_a_good_credential_no_route_answers_more_than_401(
+    anybody: httpx2.AsyncClient, row: object, header: str | None
+) -> None:
     path = row.path.replace("{sid}", "abcdefghij").replace("{ref:path}", "checkout").replace("{key:path}", "00000.cast")  # type: ignore[attr-defined]
     headers = {"Authorization": header.encode("latin-1")} if header else {}
     body = {"GET": {}, "POST": {"json": _body(path)}}[row.method]  # type: ignore[attr-defined]
@@ -71,7 +79,9 @@ def test_every_refusal_code_has_a_status_and_no_status_lies_about_success() -> N
 
 
 @pytest.mark.parametrize("code", Code)
-async def test_a_refusal_of_any_code_arrives_in_the_one_shape(service: SimulatedService, ana: httpx2.AsyncClient, code: Code) -> None:
+async def test_a_refusal_of_any_code_arrives_in_the_one_shape(
+    service: SimulatedService, ana: httpx2.AsyncClient, code: Code
+) -> None:
     from breakglass.core.model import Denied
     from breakglass.web.errors import RefusedError
 
@@ -130,7 +140,11 @@ async def test_a_field_of_the_wrong_kind_is_named_and_not_coerced(
     ana: httpx2.AsyncClient, change: dict[str, object], sentence: str
 ) -> None:
     answer = await ana.post("/api/v1/sessions", json={**ASK, **change})
-    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["sentence"]) == (400, "bad_request", sentence)
+    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["sentence"]) == (
+        400,
+        "bad_request",
+        sentence,
+    )
 
 
 async def test_an_unknown_field_cannot_smuggle_control_characters_into_the_answer(ana: httpx2.AsyncClient) -> None:
@@ -164,7 +178,10 @@ async def test_a_body_that_is_no_request_is_a_400_in_our_shape(ana: httpx2.Async
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
 
 
-@pytest.mark.parametrize("reason", ["\x1b[2Jowned by me", "tab\tis fine? no", "line\nbreak", "bidi \u202e here", "nul \x00 byte", "x", "y" * 501, " " * 40])
+@pytest.mark.parametrize(
+    "reason",
+    ["\x1b[2Jowned by me", "tab\tis fine? no", "line\nbreak", "bidi \u202e here", "nul \x00 byte", "x", "y" * 501, " " * 40],
+)
 async def test_a_reason_people_could_not_read_is_refused_before_anything_happens(
     service: SimulatedService, ana: httpx2.AsyncClient, reason: str
 ) -> None:
@@ -173,7 +190,10 @@ async def test_a_reason_people_could_not_read_is_refused_before_anything_happens
     assert service.rows == {}
 
 
-@pytest.mark.parametrize("path", ["/api/v1/sessions/ABCDEFGHIJ", "/api/v1/sessions/abc", "/api/v1/sessions/..%2f..%2fme", "/api/v1/sessions/%00%00%00%00"])
+@pytest.mark.parametrize(
+    "path",
+    ["/api/v1/sessions/ABCDEFGHIJ", "/api/v1/sessions/abc", "/api/v1/sessions/..%2f..%2fme", "/api/v1/sessions/%00%00%00%00"],
+)
 async def test_a_sid_of_the_wrong_form_is_refused_at_the_door(ana: httpx2.AsyncClient, path: str) -> None:
     answer = await ana.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) in {(400, "bad_request"), (404, "not_found")}
@@ -192,7 +212,9 @@ async def test_a_path_or_method_that_is_not_there_answers_in_our_shape(ana: http
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_port_that_fails_is_a_503_in_words_and_a_defect_is_a_500_without_any(service: SimulatedService, ana: httpx2.AsyncClient) -> None:
+async def test_a_port_that_fails_is_a_503_in_words_and_a_defect_is_a_500_without_any(
+    service: SimulatedService, ana: httpx2.AsyncClient
+) -> None:
     service.failing = PortError(Trouble.TRANSIENT, "the catalog does not answer")
     answer = await ana.post("/api/v1/sessions", json=ASK)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "cannot_decide")
@@ -203,7 +225,12 @@ async def test_a_port_that_fails_is_a_503_in_words_and_a_defect_is_a_500_without
 
 
 async def test_every_answer_carries_the_security_headers(anybody: httpx2.AsyncClient, ana: httpx2.AsyncClient) -> None:
-    for answer in (await anybody.get("/healthz"), await anybody.get("/nothing"), await ana.get("/api/v1/me"), await ana.post("/api/v1/sessions")):
+    for answer in (
+        await anybody.get("/healthz"),
+        await anybody.get("/nothing"),
+        await ana.get("/api/v1/me"),
+        await ana.post("/api/v1/sessions"),
+    ):
         assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
 
 

@@ -11,7 +11,6 @@ from breakglass.web.security import BODY_MAX, same_origin
 from tests.simulators.service import ASK, SimulatedService
 
 
-
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense", ""])
 async def test_another_site_cannot_make_a_browser_ask(service: SimulatedService, ana: httpx2.AsyncClient, site: str) -> None:
     answer = await ana.post("/api/v1/sessions", json=ASK, headers={"Sec-Fetch-Site": site})
@@ -27,10 +26,22 @@ async def test_towers_own_page_and_a_cli_may(ana: httpx2.AsyncClient, site: str 
 
 @pytest.mark.parametrize(
     "media",
-    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/json; charset=latin-1", "text/json", ""],
+    [
+        None,
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/json; charset=latin-1",
+        "text/json",
+        "",
+    ],
 )
-async def test_what_an_html_form_can_send_is_not_json_and_changes_nothing(service: SimulatedService, ana: httpx2.AsyncClient, media: str | None) -> None:
-    answer = await ana.post("/api/v1/sessions", content=b'{"app":"checkout"}', headers={"Content-Type": media} if media is not None else {})
+async def test_what_an_html_form_can_send_is_not_json_and_changes_nothing(
+    service: SimulatedService, ana: httpx2.AsyncClient, media: str | None
+) -> None:
+    answer = await ana.post(
+        "/api/v1/sessions", content=b'{"app":"checkout"}', headers={"Content-Type": media} if media is not None else {}
+    )
     assert (answer.status_code, answer.json()["error"]["code"]) == (415, "not_json")
     assert service.rows == {}
 
@@ -72,6 +83,18 @@ def test_an_origin_is_this_server_or_named_by_the_site() -> None:
     assert same_origin("https://tower.example", "10.0.0.1:8443", ["https://tower.example"])
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://tower.test", "http://tower.test:8443.evil.example", "http://tower.test:8443/", "http://[", "file://", "javascript:tower.test:8443"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://tower.test",
+        "http://tower.test:8443.evil.example",
+        "http://tower.test:8443/",
+        "http://[",
+        "file://",
+        "javascript:tower.test:8443",
+    ],
+)
 def test_any_other_origin_is_foreign(origin: str) -> None:
     assert not same_origin(origin, "tower.test:8443")

@@ -68,7 +68,9 @@ async def _upgrade(ana: httpx2.AsyncClient, sid: str, protocols: list[str], **he
 
 
 @contextlib.asynccontextmanager
-async def _joined(ana: httpx2.AsyncClient, sid: str, *, role: str = "drive", offset: int | None = None) -> AsyncIterator[AsyncWebSocketSession]:
+async def _joined(
+    ana: httpx2.AsyncClient, sid: str, *, role: str = "drive", offset: int | None = None
+) -> AsyncIterator[AsyncWebSocketSession]:
     ticket = await _ticket(ana, sid, role=role)
     async with ana.websocket(
         f"/api/v1/sessions/{sid}/stream",
@@ -111,8 +113,13 @@ async def _closed(socket: AsyncWebSocketSession) -> WebSocketDisconnect:
 # --- before the upgrade -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocols", [[], ["tower.v1"], ["tower.ticket.00"], ["tower.v2", "tower.ticket.00"], ["tower.v1", "tower.ticket.0", "tower.ticket.1"]])
-async def test_without_protocol_and_ticket_the_refusal_is_plain_http(ana: httpx2.AsyncClient, sid: Sid, protocols: list[str]) -> None:
+@pytest.mark.parametrize(
+    "protocols",
+    [[], ["tower.v1"], ["tower.ticket.00"], ["tower.v2", "tower.ticket.00"], ["tower.v1", "tower.ticket.0", "tower.ticket.1"]],
+)
+async def test_without_protocol_and_ticket_the_refusal_is_plain_http(
+    ana: httpx2.AsyncClient, sid: Sid, protocols: list[str]
+) -> None:
     answer = await _upgrade(ana, sid, protocols)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "ticket_invalid")
     assert answer.headers["content-type"] == "application/json"
@@ -165,7 +172,9 @@ async def test_a_first_viewer_sees_the_prompt_that_was_there_before_it_came(ana:
         assert await _output(socket, b"$ ") == (0, b"$ ")
 
 
-async def test_what_is_typed_reaches_the_shell_byte_for_byte_and_its_size_first(tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid) -> None:
+async def test_what_is_typed_reaches_the_shell_byte_for_byte_and_its_size_first(
+    tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid
+) -> None:
     async with _joined(ana, sid) as socket:
         await _hello(socket)
         await socket.send_bytes(bytes(range(5, 256)) + b"\n")
@@ -188,7 +197,9 @@ async def test_a_reconnecting_viewer_goes_on_at_the_exact_byte(tower: ListeningT
         assert await _output(socket, b"looked") == (begin + len(seen), b"shown while nobody looked")
 
 
-async def test_a_viewer_that_does_not_acknowledge_is_given_no_more_than_the_window(tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid) -> None:
+async def test_a_viewer_that_does_not_acknowledge_is_given_no_more_than_the_window(
+    tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid
+) -> None:
     async with _joined(ana, sid) as socket:
         await _hello(socket)
         await _output(socket, b"$ ")
@@ -210,7 +221,9 @@ async def test_a_viewer_that_does_not_acknowledge_is_given_no_more_than_the_wind
         assert int.from_bytes(event.data[:8], "big") == last
 
 
-async def test_a_slow_shell_does_not_make_the_server_deaf_to_acknowledgements(tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid) -> None:
+async def test_a_slow_shell_does_not_make_the_server_deaf_to_acknowledgements(
+    tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid
+) -> None:
     async with _joined(ana, sid) as socket:
         await _hello(socket)
         _, seen = await _output(socket, b"$ ")
@@ -253,7 +266,9 @@ async def test_a_flood_of_input_ahead_of_the_shell_is_cut_off(tower: ListeningTo
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_last_word_says_why_and_the_close_says_do_not_reconnect(tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid) -> None:
+async def test_the_last_word_says_why_and_the_close_says_do_not_reconnect(
+    tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid
+) -> None:
     async with _joined(ana, sid) as socket:
         await _hello(socket)
         await _output(socket, b"$ ")
@@ -273,7 +288,9 @@ async def test_a_warning_reaches_the_person_as_words_beside_the_output(ana: http
         assert json.loads(event.data) == {"type": "notice", "kind": "time", "sentence": "Ten minutes are left."}
 
 
-async def test_a_viewer_that_goes_is_noticed_at_once_even_when_the_shell_does_not_read(tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid) -> None:
+async def test_a_viewer_that_goes_is_noticed_at_once_even_when_the_shell_does_not_read(
+    tower: ListeningTower, ana: httpx2.AsyncClient, sid: Sid
+) -> None:
     async with _joined(ana, sid) as socket:
         await _hello(socket)
         tower.service.reading.clear()

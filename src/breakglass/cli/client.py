@@ -66,7 +66,9 @@ def where(url: str | None, token_file: Path | None) -> Where:
     found = (url or os.environ.get("BREAKGLASS_URL") or DEFAULT_URL).rstrip("/")
     parts = urlsplit(found)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username is not None or parts.query or parts.fragment:
-        raise UsageError("the server's address is not an http(s) URL without user, query and fragment: set --url or BREAKGLASS_URL")
+        raise UsageError(
+            "the server's address is not an http(s) URL without user, query and fragment: set --url or BREAKGLASS_URL"
+        )
     if parts.scheme == "http" and not _this_machine(parts.hostname):
         raise UsageError(f"your token would cross the network in clear text to {parts.hostname}: use https")
     return Where(url=found, token=_token(token_file))
@@ -124,7 +126,9 @@ class Client:
 
     async def get(self, path: str, **query: str | int | bool | None) -> Answer | Refused:
         """One read."""
-        params = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items() if value is not None}
+        params = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items() if value is not None
+        }
         return await self._json("GET", path, params=params)
 
     async def post(self, path: str, body: Answer | None = None, *, seconds: float = LONG_POLL_SECONDS) -> Answer | Refused:
@@ -181,7 +185,9 @@ class Client:
                 yield _refused(response)
                 return
             if response.headers.get("sec-websocket-accept") != _accepts(key):
-                raise UnreachableError("something answered the upgrade, but it is no WebSocket server: check the URL and what is before it")
+                raise UnreachableError(
+                    "something answered the upgrade, but it is no WebSocket server: check the URL and what is before it"
+                )
             async with AsyncWebSocketSession(
                 response.extensions["network_stream"],
                 max_message_size_bytes=MESSAGE_MAX,
@@ -196,7 +202,9 @@ class Client:
 
 def _accepts(key: str) -> str:
     """RFC 6455 section 4.2.2: what a WebSocket server answers to this key."""
-    return base64.b64encode(hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11", usedforsecurity=False).digest()).decode()
+    return base64.b64encode(
+        hashlib.sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11", usedforsecurity=False).digest()
+    ).decode()
 
 
 def segment(text: str) -> str:

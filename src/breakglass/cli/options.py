@@ -17,7 +17,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def server_options(command: F) -> F:
     """`--url` and `--token-file`. There is no `--token`: arguments are visible to everybody on the machine."""
-    command = click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with your token, mode 0600; else BREAKGLASS_TOKEN, else ~/.config/breakglass/token.")(command)
+    command = click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File with your token, mode 0600; else BREAKGLASS_TOKEN, else ~/.config/breakglass/token.",
+    )(command)
     return click.option("--url", metavar="URL", help="Tower's address; else BREAKGLASS_URL, else http://127.0.0.1:8443.")(command)
 
 

@@ -23,7 +23,9 @@ from breakglass.core.terminal import escape_field
 READ_BYTES = 16 << 10
 
 _MODE = re.compile(rb"\x1b\[\?([0-9;]{1,64})([hl])")
-_RESET: dict[int, bytes] = {mode: b"\x1b[?%dl" % mode for mode in (1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004)}
+_RESET: dict[int, bytes] = {
+    mode: b"\x1b[?%dl" % mode for mode in (1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004)
+}
 """Private modes a program may leave switched on (xterm control sequences, DECSET): cursor keys, alternate screen, mouse, paste."""
 
 

@@ -171,7 +171,9 @@ class Relay:
                     await self._painting.join()
                     return over
         except (*_TROUBLE, ValueError) as error:
-            return _Broken(why=f"closed with {error.code} {error.reason}".strip() if hasattr(error, "code") else "the connection broke")
+            return _Broken(
+                why=f"closed with {error.code} {error.reason}".strip() if hasattr(error, "code") else "the connection broke"
+            )
         finally:
             self._socket = None
             sending.cancel()

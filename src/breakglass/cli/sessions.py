@@ -35,7 +35,9 @@ def can(app: str, url: str | None, token_file: Path | None, *, as_json: bool) ->
 
 
 def _can(found: Answer) -> None:
-    say.text(f"{found['app']['app']}: you are {', '.join(found['relations']) or 'nothing to it'}; owned by {', '.join(found['app']['owners'])}")
+    say.text(
+        f"{found['app']['app']}: you are {', '.join(found['relations']) or 'nothing to it'}; owned by {', '.join(found['app']['owners'])}"
+    )
     if found["open_session"]:
         say.text(f"your open session: {found['open_session']}")
     for environment in found["environments"]:
@@ -45,7 +47,9 @@ def _can(found: Answer) -> None:
             say.text(f"  {error['remedy']}")
         else:
             stale = ", as of an old cicd.yaml" if environment["stale"] else ""
-            say.text(f"{environment['name']}: {environment['tier_words']}, {environment['cluster']}/{environment['namespace']}{stale}")
+            say.text(
+                f"{environment['name']}: {environment['tier_words']}, {environment['cluster']}/{environment['namespace']}{stale}"
+            )
         rows = [_capability(each) for each in environment["capabilities"]]
         if rows:
             say.table(("action", "you", "why not", "who could"), rows)
@@ -71,7 +75,9 @@ def sessions(app: str | None, url: str | None, token_file: Path | None, *, only_
         if as_json:
             say.document(found)
         elif found["sessions"]:
-            say.table(("sid", "app", "environment", "requester", "state", "since", "reason"), [_row(each) for each in found["sessions"]])
+            say.table(
+                ("sid", "app", "environment", "requester", "state", "since", "reason"), [_row(each) for each in found["sessions"]]
+            )
         else:
             say.line("no sessions")
         return Exit.DONE

@@ -76,9 +76,7 @@ def _wanted(target: str | None, *, copy: bool, no_reopen: bool, resume: str | No
     app, slash, environment = (target or "/").rpartition("/")
     if target is not None and not (slash and app and environment):
         raise UsageError(f"{target} is not APP/ENVIRONMENT; breakglass can {target} lists its environments")
-    return Wanted(
-        app=app, environment=environment, mode="copy" if copy else "live", resume=resume, reopen=not no_reopen, **rest
-    )
+    return Wanted(app=app, environment=environment, mode="copy" if copy else "live", resume=resume, reopen=not no_reopen, **rest)
 
 
 class _Visit:
@@ -125,7 +123,9 @@ class _Visit:
         )
         if isinstance(asked, Refused):
             return self._refused(asked)
-        say.line(f"session {asked['sid']}: {asked['app']} in {asked['environment']}, {asked['tier_words']}, {asked['minutes']} min")
+        say.line(
+            f"session {asked['sid']}: {asked['app']} in {asked['environment']}, {asked['tier_words']}, {asked['minutes']} min"
+        )
         say.line(f"request {asked['request_digest']}")
         return asked
 
@@ -215,7 +215,9 @@ class _Visit:
                     return None
                 say.line(f"session {self._sid} withdrawn")
                 return Exit.NOT_APPROVED
-        say.line(f"session {self._sid} goes on waiting: breakglass shell --resume {self._sid}, or breakglass withdraw {self._sid}")
+        say.line(
+            f"session {self._sid} goes on waiting: breakglass shell --resume {self._sid}, or breakglass withdraw {self._sid}"
+        )
         return Exit.NOT_APPROVED
 
     # --- be in it -----------------------------------------------------------------------------------------------------
@@ -223,7 +225,9 @@ class _Visit:
     async def _shells(self) -> Exit:
         """One shell; when its pod goes and the session has time left, one more."""
         screen = Screen(output=2 if self._wanted.as_json else 1)
-        relay = Relay(self._client, self._sid, screen, joined=lambda hello: self._banner(screen, hello), end_on_eof=self._wanted.exit_on_eof)
+        relay = Relay(
+            self._client, self._sid, screen, joined=lambda hello: self._banner(screen, hello), end_on_eof=self._wanted.exit_on_eof
+        )
         pod, again = self._wanted.pod, self._wanted.reopen
         while True:
             opened = await self._open(pod)
@@ -265,7 +269,11 @@ class _Visit:
         session = self._seen["session"]
         ends = f", until {hello.hard_stop_at.astimezone():%H:%M}" if hello.hard_stop_at else ""
         await screen.line(f"shell {hello.shell} on pod {hello.pod}, {session['tier_words']}, session {self._sid}{ends}")
-        root = "the app's files are under /proc/1/root" if session["process_access"] else "no process access: the app's files and processes are not reachable"
+        root = (
+            "the app's files are under /proc/1/root"
+            if session["process_access"]
+            else "no process access: the app's files and processes are not reachable"
+        )
         await screen.line(root)
         await screen.line("you can write in /dev/shm, and nowhere else")
         await screen.line("recorded, keys too" + ("; ~? for help" if screen.interactive else ""))
@@ -308,7 +316,9 @@ class _Visit:
     def _document(self, session: Answer) -> None:
         if self._wanted.as_json:
             ended = session["ended"]
-            say.document({"sid": session["sid"], "reason": ended["reason"] if ended else session["state"], "exit": int(Exit.NOT_APPROVED)})
+            say.document(
+                {"sid": session["sid"], "reason": ended["reason"] if ended else session["state"], "exit": int(Exit.NOT_APPROVED)}
+            )
 
     def _refused(self, refused: Refused) -> Exit:
         say.refusal(refused, as_json=self._wanted.as_json)

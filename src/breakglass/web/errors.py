@@ -139,7 +139,9 @@ def _bad(problems: Any) -> Denied:
     kind = first["type"]
     if kind == "json_invalid" or not path:
         return Denied(
-            code=Code.BAD_REQUEST, sentence=f"The {place} is not a JSON object as this route takes it.", remedy="See /openapi.json."
+            code=Code.BAD_REQUEST,
+            sentence=f"The {place} is not a JSON object as this route takes it.",
+            remedy="See /openapi.json.",
         )
     name = escape_field(".".join(path)[:64])
     if kind == "extra_forbidden":
@@ -164,7 +166,11 @@ async def _http(request: Request, error: Exception) -> Response:
         what = escape_field(f"{request.method} {request.url.path}"[:120])
         return refused(Denied(code=Code.NOT_FOUND, sentence=f"There is no {what} here.", remedy="See /openapi.json."))
     return refused(
-        Denied(code=Code.BAD_REQUEST, sentence="The request cannot be read.", remedy="Send one JSON object in UTF-8; see /openapi.json.")
+        Denied(
+            code=Code.BAD_REQUEST,
+            sentence="The request cannot be read.",
+            remedy="Send one JSON object in UTF-8; see /openapi.json.",
+        )
     )
 
 

@@ -54,10 +54,17 @@ def _nobody() -> Denied:
 
 ServiceDep = Annotated[Service, Depends(_service)]
 ActorDep = Annotated[Actor, Depends(_actor)]
-SidPath = Annotated[str, Path(min_length=4, max_length=10, pattern=r"^[a-z2-7]+$", description="a session's id, or ≥ 4 of its first characters")]
+SidPath = Annotated[
+    str, Path(min_length=4, max_length=10, pattern=r"^[a-z2-7]+$", description="a session's id, or ≥ 4 of its first characters")
+]
 RefPath = Annotated[str, Path(max_length=256, description="component:default/checkout, or just checkout")]
 KeyPath = Annotated[
-    str, Path(max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$", description="a key from the record's listing")
+    str,
+    Path(
+        max_length=512,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
+        description="a key from the record's listing",
+    ),
 ]
 
 

@@ -18,7 +18,13 @@ DRAIN_SECONDS = 10
 
 
 def server(
-    app: ASGIApp, *, host: str, port: int, certificate: Path | None = None, key: Path | None = None, drain_seconds: int = DRAIN_SECONDS
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    drain_seconds: int = DRAIN_SECONDS,
 ) -> uvicorn.Server:
     """A server that is not running yet. Plain HTTP without a certificate: behind a proxy on the same machine, or for try."""
     return uvicorn.Server(

@@ -84,7 +84,9 @@ async def _joined(service: Service, socket: WebSocket, sid: str) -> Viewer | Den
     origin = socket.headers.get("origin", "")
     if origin and not same_origin(origin, socket.headers.get("host", ""), socket.app.state.origins):
         return Denied(
-            code=Code.CROSS_SITE, sentence="Another site asked for this connection, so it was not made.", remedy="Use Tower's own page or the CLI."
+            code=Code.CROSS_SITE,
+            sentence="Another site asked for this connection, so it was not made.",
+            remedy="Use Tower's own page or the CLI.",
         )
     offered = [word.strip() for word in socket.scope.get("subprotocols", [])]
     tickets = [word.removeprefix(TICKET_PREFIX) for word in offered if word.startswith(TICKET_PREFIX)]
@@ -110,7 +112,9 @@ async def _greet(service: Service, socket: WebSocket, viewer: Viewer) -> None:
     hello = _parsed(_HELLO, message.get("text") or "", "no_hello")
     at = viewer.resume(hello.offset)
     await viewer.resize(hello.cols, hello.rows, redraw=hello.offset is not None)
-    await socket.send_json({"type": "hello", "sid": viewer.sid, "role": viewer.role, "offset": at, **await _shell(service, viewer)})
+    await socket.send_json(
+        {"type": "hello", "sid": viewer.sid, "role": viewer.role, "offset": at, **await _shell(service, viewer)}
+    )
 
 
 async def _shell(service: Service, viewer: Viewer) -> dict[str, str | int | None]:
