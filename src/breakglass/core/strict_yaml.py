@@ -7,7 +7,7 @@ and aliases (an alias bomb has no fuse), without duplicate keys, bounded in byte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -182,3 +182,58 @@ def kind_of(value: Any) -> str:
             return "a list"
         case _:
             return "a mapping"
+
+
+# --- what is wrong with the values ------------------------------------------------------------------------------------
+
+_KINDS: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def problem(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first of a pydantic model's errors as `where.it[0].is: what to write`, and how many more there are."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{_place(first['loc'])}{_words(first)}{more}"
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    place = ""
+    for part in loc:
+        if part != "[key]":
+            place += f"[{part}]" if isinstance(part, int) else f".{part[:60]}"
+    return f"{place.removeprefix('.')}: " if place else ""
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}, not {kind_of(error['input'])}"
+    match kind:
+        case "missing":
+            return "is missing; write it"
+        case "extra_forbidden":
+            return "is not a field here; remove it or correct its name"
+        case "literal_error":
+            return f"must be {context['expected']}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}"
+        case "too_short":
+            return f"must have at least {context['min_length']}"
+        case "too_long":
+            return f"must have at most {context['max_length']}"
+        case "value_error":
+            return str(context["error"])
+        case _:
+            return str(error["msg"])[:1].lower() + str(error["msg"])[1:]
