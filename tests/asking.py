@@ -92,9 +92,9 @@ class Api:
         if body is not None:
             pairs.append(("Content-Type", kind or "application/json"))
             content = json.dumps(body).encode()
-        params = dict(query or {}) | ({"dryRun": "All"} if dry_run else {})
+        url = httpx2.URL(self.cluster.server + path).copy_merge_params(dict(query or {}) | ({"dryRun": "All"} if dry_run else {}))
         client = self._client(admin=who is None or not who.token)
-        answer = client.request(method, self.cluster.server + path, params=params, content=content, headers=pairs)
+        answer = client.request(method, url, content=content, headers=pairs)
         try:
             parsed = answer.json()
         except ValueError:
