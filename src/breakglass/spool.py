@@ -28,7 +28,8 @@ __all__ = ["Limits", "RecordSummary", "Recorder", "RecorderFailed", "SealedSegme
 class Recorder:
     """The live record of one session, for one event loop. Calls may overlap; they take effect in the order they were made.
 
-    A call that is cancelled still takes effect. The first fault is final: it is what every later call raises.
+    A call that is cancelled still takes effect; the bytes it would have returned are the next `output`'s or `flush`'s. The first
+    fault is final: it is what every later call raises.
     """
 
     def __init__(self, directory: Path, writer: Writer, limits: Limits, clock: Callable[[], int]) -> None:
@@ -40,6 +41,7 @@ class Recorder:
         self._began_us = clock()
         self._last_us = 0
         self._pending: deque[Call] = deque()
+        self._unseen = b""
         self._watch: asyncio.TimerHandle | None = None
         self._failed: RecorderFailed | None = None
         self._summary: RecordSummary | None = None
@@ -49,7 +51,7 @@ class Recorder:
         self._gone = asyncio.Event()
         self._writer = writer
         news = News(self._open, self._answer, self._seal_seen, self._ended, self._fail, self._left)
-        self._disk = Disk(directory, writer, limits, self._micros, self._loop, news)
+        self._disk = Disk(directory, writer, limits, lambda: clock() - self._began_us, self._loop, news)
 
     @classmethod
     async def start(
@@ -79,6 +81,9 @@ class Recorder:
         except TimeoutError:
             recorder._fail(_late(limits))
             raise recorder._failure() from None
+        except asyncio.CancelledError:
+            recorder._fail(RecorderFailed(SpoolFault.ENDED, "nobody waits for this record any more"))
+            raise
         return recorder
 
     async def output(self, data: bytes) -> bytes:
@@ -90,7 +95,7 @@ class Recorder:
 
     async def flush(self) -> bytes:
         """Record the beginning of a character that nothing followed; returns it, and what else was not returned yet."""
-        if self._failed is None and not self._pending and not (self._writer.holding or self._disk.owed):
+        if self._failed is None and not self._pending and not (self._unseen or self._writer.holding or self._disk.owed):
             return b""
         return await self._do(What.FLUSH)
 
@@ -162,7 +167,12 @@ class Recorder:
         if self._watch is None:
             self._watch = self._loop.call_later(self._limits.commit_seconds, self._look)
         self._disk.calls.put(call)
-        return await done
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if done.done() and not done.cancelled() and done.exception() is None:  # answered, and cancelled before it heard
+                self._unseen += done.result()
+            raise
 
     def _micros(self) -> int:
         """Microseconds since the record began; never backwards."""
@@ -189,8 +199,11 @@ class Recorder:
         for call in calls:
             if self._failed is None:
                 self._pending.popleft()
+            if call.what in {What.OUTPUT, What.FLUSH}:
+                self._unseen += call.covered
             if not call.done.done():
-                call.done.set_result(call.covered)
+                seen, self._unseen = (self._unseen, b"") if call.what in {What.OUTPUT, What.FLUSH} else (b"", self._unseen)
+                call.done.set_result(seen)
 
     def _fail(self, failed: RecorderFailed) -> None:
         if self._failed is None:
@@ -236,11 +249,12 @@ def _late(limits: Limits) -> RecorderFailed:
 
 def _new_key(recipients: Sequence[str]) -> tuple[bytes, bytes]:
     """A fresh input key, and the same wrapped to every recipient; fewer than two distinct ones is no record."""
-    distinct = sorted({text.strip() for text in recipients})
+    try:
+        parsed = [pyrage.x25519.Recipient.from_str(text.strip()) for text in recipients]
+    except pyrage.RecipientError:
+        raise RecorderFailed(SpoolFault.RECIPIENTS, "a recipient in site.yaml is not an age x25519 recipient") from None
+    distinct = {str(recipient): recipient for recipient in parsed}  # one key may be written in two ways (bech32 folds case)
     if len(distinct) < 2:
         raise RecorderFailed(SpoolFault.RECIPIENTS, "the input lane needs two distinct recipients, one of them offline")
     key = secrets.token_bytes(codec.KEY_BYTES)
-    try:
-        return pyrage.encrypt(key, [pyrage.x25519.Recipient.from_str(text) for text in distinct]), key
-    except pyrage.RecipientError:
-        raise RecorderFailed(SpoolFault.RECIPIENTS, "a recipient in site.yaml is not an age x25519 recipient") from None
+    return pyrage.encrypt(key, list(distinct.values())), key

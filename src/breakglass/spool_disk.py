@@ -109,6 +109,7 @@ class Disk(threading.Thread):
         self._loop = loop
         self._news = news
         self._typed: list[Typed] = []
+        self._typed_size = 0
         self._buffers: tuple[list[bytes], list[bytes]] = ([], [])
         self._fds: list[int] = []
         self._lock = -1
@@ -132,7 +133,7 @@ class Disk(threading.Thread):
             self._tell(self._news.failed, named(error))
         finally:
             for fd in [*self._fds, self._lock]:
-                if fd >= 0:
+                with suppress(OSError):  # -1, or a disk that fails even now
                     os.close(fd)
             self._tell(self._news.left)
 
@@ -165,10 +166,7 @@ class Disk(threading.Thread):
                     for piece in codec.pieces(call.data):
                         self._lines(self._writer.output(piece, call.at_us))
                 case What.INPUT:
-                    for piece in codec.pieces(call.data):
-                        self._typed.append(Typed(at_us=call.at_us, kind=call.kind, data=piece))
-                        if sum(len(typed.data) for typed in self._typed) >= codec.PIECE_MAX:
-                            self._seal_typed()
+                    self._take_input(call)
                 case What.FLUSH:
                     self._lines(self._writer.flush(call.at_us))
                 case What.EVENT:
@@ -191,11 +189,20 @@ class Disk(threading.Thread):
         if self._writer.due(self._micros()):
             self._cut(None)
 
+    def _take_input(self, call: Call) -> None:
+        for piece in codec.pieces(call.data):
+            self._typed.append(Typed(at_us=call.at_us, kind=call.kind, data=piece))
+            self._typed_size += codec.ENTRY.size + len(piece)
+            if self._typed_size >= codec.PIECE_MAX:
+                self._seal_typed()
+                if self._writer.due(self._micros()):
+                    self._cut(None)
+
     def _seal_typed(self) -> None:
         """One AEAD record for what was typed since the last."""
         if self._typed:
             self._buffers[1].append(self._writer.input(self._typed))
-            self._typed = []
+            self._typed, self._typed_size = [], 0
 
     def _write(self) -> None:
         """Both lanes durable on return. Nothing is written beyond the record's size."""

@@ -72,6 +72,8 @@ def recover(directory: Path, reason: str = "tower_died") -> RecordSummary:
     before it was shown. A record without its first lines was never shown to anybody: no segments.
     `RecorderFailed`: busy (a process holds it), corrupt (what was whole once is not any more: not mended), full, io.
     """
+    if codec.REASON.fullmatch(reason) is None:
+        raise ValueError("a record ends with a word of a-z, 0-9 and _")
     if not directory.is_dir():
         return NOTHING
     lock = locked(directory)  # (1)
