@@ -17,6 +17,7 @@ from breakglass.ports import Cluster, PortError, Trouble
 
 TERMINATED_SECONDS = 10
 TRIES = 5
+TRY_SECONDS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,10 @@ async def _try(call: Callable[[], Awaitable[None]]) -> str | None:
     why = ""
     for attempt in range(TRIES):
         try:
-            await call()
+            async with asyncio.timeout(TRY_SECONDS):
+                await call()
+        except TimeoutError:
+            why = f"no answer within {TRY_SECONDS} s"
         except PortError as error:
             if error.trouble is Trouble.NOT_FOUND:
                 return None

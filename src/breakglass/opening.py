@@ -25,6 +25,8 @@ from breakglass.tower import Clock, Settings
 GIVE_UP_SECONDS = 120
 RBAC_LAG_SECONDS = 5
 ANSWER_SECONDS = 10
+STEP_SECONDS = 15
+"""What a step may take that is one or a few requests: an answer that does not come is a no, and close looks what happened."""
 LEASE_SECONDS = 20
 
 T = TypeVar("T")
@@ -90,7 +92,7 @@ async def open_shell(o: Opening, stack: AsyncExitStack) -> Opened:
     await _step(
         "add the debug container", _lagging(o, lambda: o.cluster.workloads.add_debug_container(*_pod(o), container))
     )  # (5)
-    await _step("start the debug container", _running(o))
+    await _step("start the debug container", _running(o), GIVE_UP_SECONDS + STEP_SECONDS)
     o.progress("attaching")
     stream = await _step("attach", _attach(o, stack))  # (6)
     early = await _step("start the shell", _start(o, stream, frames))
@@ -191,9 +193,12 @@ async def _start(o: Opening, stream: AttachStream, frames: TowerFrames) -> list[
 _LOOK = "Open again; if it repeats, look at the pod's events and at breakglass doctor."
 
 
-async def _step(what: str, call: Awaitable[T]) -> T:
+async def _step(what: str, call: Awaitable[T], seconds: float = STEP_SECONDS) -> T:
     try:
-        return await call
+        async with asyncio.timeout(seconds):
+            return await call
+    except TimeoutError:
+        raise OpenFailedError(_failed(f"Tower could not {what} within {seconds:g} s.", _LOOK)) from None
     except PortError as error:
         raise OpenFailedError(_failed(f"Tower could not {what}: {error}.", _LOOK)) from error
 

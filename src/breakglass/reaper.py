@@ -13,12 +13,11 @@ import structlog
 from breakglass.core import expiry
 from breakglass.core import session as machine
 from breakglass.core.codes import Code
-from breakglass.core.model import Denied, EndReason, Session, Sid, State, is_sid
+from breakglass.core.model import Denied, Session, Sid, State, is_sid
 from breakglass.notices import Notices
 from breakglass.ports import AuditEvent, Cluster, PortError
 from breakglass.rows import Rows
 from breakglass.running import Running
-from breakglass.stream import ShellEnd
 from breakglass.tower import Tower
 
 log = structlog.get_logger()
@@ -54,17 +53,17 @@ class Reaper:
             await asyncio.sleep(TICK_SECONDS)
 
     async def tick(self) -> None:
-        """1. Sessions whose process died: end them. 2. Unfinished closes: go on. 3. Time is up: expire. 4. Unanswered: remind.
-        5. A grant that no running session accounts for is deleted, and said.
+        """1. Sessions whose process died, or whose end could not be written down: end them. 2. Unfinished closes: go on.
+        3. Time is up: expire. 4. Unanswered: remind. 5. A grant that no running session accounts for is deleted, and said.
 
         Each session is closed in a task of its own: a cluster that does not answer holds up nobody else's close.
         """
         sessions = await self._tower.store.find(states=LIVED_HERE | UNFINISHED | WAITING, limit=10_000)
         for session in sessions:
-            if session.sid in self._running.sids:
+            if self._running.lives(session):
                 await self._expire(session)  # between two shells; a live shell has its own timers
             elif session.state in LIVED_HERE or (session.state is State.APPROVED and session.shells):
-                self._once(session, self._running.shell_over(session.sid, ShellEnd(reason=EndReason.TOWER_DIED)))  # (1)
+                self._once(session, self._running.shell_over(session.sid, self._running.last_end(session.sid)))  # (1)
             elif session.state in UNFINISHED:
                 self._once(session, self._running.close(session.sid))  # (2)
             else:

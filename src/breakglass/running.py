@@ -51,6 +51,7 @@ class Held:
     uploading: asyncio.Task[None]
     progress: str = ""
     shell: asyncio.Task[None] | None = None
+    end: ShellEnd | None = None
 
 
 class Running:
@@ -75,10 +76,17 @@ class Running:
         held = self._held.get(sid)
         return held.progress if held else ""
 
-    @property
-    def sids(self) -> frozenset[Sid]:
-        """The sessions whose record is open in this process."""
-        return frozenset(self._held)
+    def lives(self, session: Session) -> bool:
+        """Whether this process has the session in hand: a shell's task runs, or it waits between two shells."""
+        held = self._held.get(session.sid)
+        if held is None:
+            return False
+        return session.state is State.APPROVED or (held.shell is not None and not held.shell.done())
+
+    def last_end(self, sid: Sid) -> ShellEnd:
+        """Why the session's last shell ended, as far as this process knows; else an earlier process died with it."""
+        held = self._held.get(sid)
+        return (held.end if held else None) or ShellEnd(reason=EndReason.TOWER_DIED)
 
     # --- open ---------------------------------------------------------------------------------------------------------
 
@@ -165,7 +173,7 @@ class Running:
         except Exception as error:  # noqa: BLE001 - whatever it was, the shell is closed and the reason is visible
             log.error("shell task failed", sid=session.sid, error=type(error).__name__)
             end = ShellEnd(reason=EndReason.RECORDER_FAILED, detail=f"Tower itself failed ({type(error).__name__})")
-        held.progress = "closing"
+        held.progress, held.end = "closing", end
         after = await self.shell_over(session.sid, end)
         held.progress = ""
         if not opened.done():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from breakglass.ports import PortError, Stored, Trouble, Vault
 from breakglass.spool import Recorder, RecordSummary, recover
 from breakglass.tower import Tower
 
+PUT_SECONDS = 60
 BEHIND_SECONDS = 120
 """How long a sealed segment may wait for the vault before the session ends: the spool alone is not a locked record."""
 
@@ -51,8 +53,10 @@ async def seal(tower: Tower, session: Session, recorder: Recorder | None, undone
     The local copy is deleted by the caller, once the row says so. Signing and anchoring the manifest is not here yet.
     """
     summary = await _sealed(tower, session, recorder)  # (1)
+    if await _manifest_is_there(tower.vault, session, summary.chain):
+        return _result(summary)
     objects: list[Stored] = [await _put(tower.vault, session, path) for path in summary.paths]  # (2)
-    result = Sealed(segments=summary.segments, chain=summary.chain, output_bytes=summary.output_bytes, cut=summary.cut)
+    result = _result(summary)
     shells = session.shells
     if shells and undone.terminated_at is not None:
         shells = (
@@ -66,8 +70,23 @@ async def seal(tower: Tower, session: Session, recorder: Recorder | None, undone
         objects=[_object(item) for item in [*cases, *objects]],
         record={"segments": result.segments, "chain": result.chain, "output_bytes": result.output_bytes, "cut": result.cut},
     )
-    await tower.vault.put(manifest_key(session.sid), canonical_json(body), retain_until=_retain(session))  # (3)
+    await _lock(tower.vault, session, manifest_key(session.sid), canonical_json(body))  # (3)
     return result
+
+
+def _result(summary: RecordSummary) -> Sealed:
+    return Sealed(segments=summary.segments, chain=summary.chain, output_bytes=summary.output_bytes, cut=summary.cut)
+
+
+async def _manifest_is_there(vault: Vault, session: Session, chain: str) -> bool:
+    """Whether an earlier close got as far as the manifest of this very chain: then everything it names was locked before it."""
+    try:
+        body = json.loads(await vault.get(manifest_key(session.sid)))
+    except PortError as error:
+        if error.trouble is Trouble.NOT_FOUND:
+            return False
+        raise
+    return bool(body["record"]["chain"] == chain)
 
 
 async def _sealed(tower: Tower, session: Session, recorder: Recorder | None) -> RecordSummary:
@@ -79,7 +98,15 @@ async def _sealed(tower: Tower, session: Session, recorder: Recorder | None) -> 
 
 async def _put(vault: Vault, session: Session, path: Path) -> Stored:
     data = await asyncio.to_thread(path.read_bytes)
-    return await vault.put(prefix(session.sid) + path.name, data, retain_until=_retain(session))
+    return await _lock(vault, session, prefix(session.sid) + path.name, data)
+
+
+async def _lock(vault: Vault, session: Session, key: str, data: bytes) -> Stored:
+    try:
+        async with asyncio.timeout(PUT_SECONDS):
+            return await vault.put(key, data, retain_until=_retain(session))
+    except TimeoutError:
+        raise PortError(Trouble.UNKNOWN, f"the vault did not answer within {PUT_SECONDS} s") from None
 
 
 async def _stored(vault: Vault, key: str) -> Stored:
