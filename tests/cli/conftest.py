@@ -24,7 +24,7 @@ async def tower() -> AsyncIterator[ListeningTower]:
 
 @pytest.fixture
 def sits(tower: ListeningTower, tmp_path: Path) -> Sits:
-    """`async with sits("ana", "shell", "checkout/prod") as person`."""
+    """Sit a person down at a terminal and start a command there."""
 
     def sit(name: str, *arguments: str, cols: int = 80, rows: int = 24) -> contextlib.AbstractAsyncContextManager[Person]:
         return at_terminal(list(arguments), environment(tower.url, name, tmp_path), cols=cols, rows=rows)

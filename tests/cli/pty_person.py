@@ -15,6 +15,10 @@ import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
+from breakglass.cli.main import run
+
 CLI = [sys.executable, "-c", "from breakglass.cli.main import main; main()"]
 
 
@@ -131,3 +135,10 @@ async def without_terminal(
             await process.wait()
     assert process.returncode is not None
     return process.returncode, out, err
+
+
+def here(arguments: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The CLI in this process, for commands that need neither a terminal nor a running loop; `capfd` has what it said."""
+    for name in ("BREAKGLASS_URL", "BREAKGLASS_TOKEN", "HOME"):
+        monkeypatch.setenv(name, env[name]) if name in env else monkeypatch.delenv(name, raising=False)
+    return run(arguments)

@@ -11,7 +11,7 @@ import pytest
 
 from breakglass.core.model import State
 from tests.cli.conftest import Sits
-from tests.cli.pty_person import environment, without_terminal
+from tests.cli.pty_person import environment, here, without_terminal
 from tests.simulators.service import ASK
 from tests.simulators.tower import ListeningTower
 
@@ -66,7 +66,7 @@ async def test_sessions_are_listed_newest_first_and_their_words_are_harmless(
 
 async def test_approve_shows_what_it_is_about_and_asks(tower: ListeningTower, sits: Sits, asked: dict[str, str]) -> None:
     async with sits("ben", "approve", asked["sid"][:5]) as person:
-        await person.sees("user:default/ana asks for component:default/checkout in prod, Flight \\(production\\), 30 min")
+        await person.sees("user:default/ana asks for component:default/checkout in prod, Flight \\(production\\)\r\n")
         await person.sees("because: checkout answers 500 since the deploy")
         await person.sees("no process access: the shell is beside the app")
         await person.sees(f"request {asked['request_digest']}")
@@ -151,10 +151,11 @@ async def test_no_token_says_where_it_is_looked_for(tower: ListeningTower, tmp_p
 @pytest.mark.parametrize(
     "url", ["http://tower.example:8443", "http://10.0.0.1", "ftp://127.0.0.1", "https://user:pw@tower.example", "tower"]
 )
-async def test_a_token_never_goes_to_an_address_it_should_not(tmp_path: Path, url: str) -> None:
-    code, _, err = await without_terminal(["sessions"], environment(url, "ana", tmp_path))
-    assert code == 2
-    assert b"token-ana" not in err
+def test_a_token_never_goes_to_an_address_it_should_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert here(["sessions"], environment(url, "ana", tmp_path), monkeypatch) == 2
+    assert "token-ana" not in capfd.readouterr().err
 
 
 async def test_a_wrong_token_is_not_signed_in_and_not_printed(tower: ListeningTower, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from breakglass.core.model import EndReason, State
 from tests.cli.conftest import Sits
-from tests.cli.pty_person import environment, without_terminal
+from tests.cli.pty_person import environment, here, without_terminal
 from tests.simulators.tower import ListeningTower
 
 ASKS = ("shell", "checkout/prod", "-r", "checkout answers 500")
@@ -335,20 +335,27 @@ async def test_no_tower_is_exit_code_5_and_names_the_address_but_never_the_token
     assert b"token-ana" not in err
 
 
+async def test_without_a_reason_nothing_is_asked(tower: ListeningTower, tmp_path: Path) -> None:
+    code, _, err = await without_terminal(["shell", "checkout/prod"], environment(tower.url, "ana", tmp_path))
+    assert code == 2
+    assert b"tower: say why: -r" in err
+    assert tower.service.rows == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["shell"], b"name APP/ENVIRONMENT"),
-        (["shell", "checkout"], b"checkout is not APP/ENVIRONMENT"),
-        (["shell", "checkout/prod"], b"say why"),
-        (["shell", "checkout/prod", "-r", "why now", "--minutes", "61"], b"61 is not in the range"),
-        (["shell", "checkout/prod", "--resume", "abcd"], b"name APP/ENVIRONMENT"),
-        (["nothing"], b"No such command"),
+        (["shell"], "name APP/ENVIRONMENT"),
+        (["shell", "checkout"], "checkout is not APP/ENVIRONMENT"),
+        (["shell", "checkout/prod", "-r", "why now", "--minutes", "61"], "61 is not in the range"),
+        (["shell", "checkout/prod", "--resume", "abcd"], "name APP/ENVIRONMENT"),
+        (["nothing"], "No such command"),
     ],
 )
-async def test_wrong_usage_is_exit_code_2_and_says_what_to_change(
-    tower: ListeningTower, tmp_path: Path, arguments: list[str], words: bytes
+def test_wrong_usage_is_exit_code_2_and_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    code, out, err = await without_terminal(arguments, environment(tower.url, "ana", tmp_path))
-    assert (code, out) == (2, b"")
+    assert here(arguments, environment("http://127.0.0.1:1", "ana", tmp_path), monkeypatch) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
     assert words in err

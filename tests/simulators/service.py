@@ -41,11 +41,11 @@ from breakglass.core.model import (
 from breakglass.core.permissions import Action, Capability
 from breakglass.core.session import OPEN_STATES
 from breakglass.core.words import ended_sentence, process_access_sentence
-from breakglass.live import Ended as EndedFrame, Input, Live, Resize, Told, Viewer
-from breakglass.ports import AuditEvent
-from breakglass.looking import Health, RecordListing, Seen
 from breakglass.judging import AppCapabilities, EnvironmentCapabilities
-from breakglass.ports import Stored
+from breakglass.live import Ended as EndedFrame
+from breakglass.live import Input, Live, Resize, Told, Viewer
+from breakglass.looking import Health, RecordListing, Seen
+from breakglass.ports import AuditEvent, Stored
 from breakglass.service import Ask
 
 APP = EntityRef("component:default/checkout")
@@ -63,7 +63,9 @@ class SimulatedIdentity:
     async def actor(self, credential: str) -> Actor | Denied:
         name = credential.removeprefix("token-")
         if credential != f"token-{name}" or name not in {"ana", "ben", "carla", "oz"}:
-            return Denied(code=Code.NOT_SIGNED_IN, sentence="This token is not one of Tower's.", remedy="Get one: breakglass dev token")
+            return Denied(
+                code=Code.NOT_SIGNED_IN, sentence="This token is not one of Tower's.", remedy="Get one: breakglass dev token"
+            )
         return Actor(person=Person(ref=EntityRef(f"user:default/{name}")), proof="simulated")
 
 
@@ -139,14 +141,17 @@ class SimulatedService:
         row = self._readable(actor, sid)
         if isinstance(row, Denied):
             return row
-        return [AuditEvent(name="session.requested", at=row.request.asked_at, actor=row.request.requester.ref, sid=row.sid, app=APP)]
+        return [
+            AuditEvent(name="session.requested", at=row.request.asked_at, actor=row.request.requester.ref, sid=row.sid, app=APP)
+        ]
 
     async def record(self, actor: Actor, sid: str) -> RecordListing | Denied:
         row = self._readable(actor, sid)
         if isinstance(row, Denied):
             return row
         objects = [
-            Stored(key=key, version="", sha256=hashlib.sha256(data).hexdigest(), size=len(data)) for key, data in sorted(self.objects.items())
+            Stored(key=key, version="", sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+            for key, data in sorted(self.objects.items())
         ]
         return RecordListing(sid=row.sid, objects=tuple(objects))
 
@@ -173,7 +178,11 @@ class SimulatedService:
         if ask.environment != "prod":
             return no(Code.UNKNOWN_ENVIRONMENT, f"{APP} has no environment {ask.environment!r}.", "Its environments: prod.")
         if (sid := self._open_one(actor)) is not None:
-            return no(Code.SESSION_OPEN_ELSEWHERE, f"You have an open session already: {sid}. One open session each.", f"breakglass end {sid}")
+            return no(
+                Code.SESSION_OPEN_ELSEWHERE,
+                f"You have an open session already: {sid}. One open session each.",
+                f"breakglass end {sid}",
+            )
         now = datetime.now(tz=UTC)
         row = Session(request=_request(actor.person, ask, now), state=State.REQUESTED, version=1, changed_at=now)
         self.rows[row.sid] = row
@@ -315,18 +324,26 @@ class SimulatedService:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _open_one(self, actor: Actor) -> Sid | None:
-        return next((row.sid for row in self.rows.values() if row.request.requester.same(actor.person) and row.state in OPEN_STATES), None)
+        return next(
+            (row.sid for row in self.rows.values() if row.request.requester.same(actor.person) and row.state in OPEN_STATES), None
+        )
 
     def _find(self, sid: str) -> Session | Denied:
         found = [row for row in self.rows.values() if row.sid.startswith(sid)]
-        return found[0] if len(found) == 1 else no(Code.NOT_FOUND, f"There is no session {sid}.", "List yours: breakglass sessions")
+        return (
+            found[0] if len(found) == 1 else no(Code.NOT_FOUND, f"There is no session {sid}.", "List yours: breakglass sessions")
+        )
 
     def _readable(self, actor: Actor, sid: str) -> Session | Denied:
         return _not_entitled("see sessions") if actor.person.ref == OZ else self._find(sid)
 
     def _own(self, actor: Actor, sid: str) -> Session | Denied:
         row = self._find(sid)
-        return row if isinstance(row, Denied) or row.request.requester.same(actor.person) else _not_entitled("type in somebody's shell")
+        return (
+            row
+            if isinstance(row, Denied) or row.request.requester.same(actor.person)
+            else _not_entitled("type in somebody's shell")
+        )
 
     def _waiting(self, actor: Actor, sid: str) -> Session | Denied:
         row = self._readable(actor, sid)
@@ -379,5 +396,11 @@ def _request(person: Person, ask: Ask, now: datetime) -> Request:
 
 _APP = AppFacts(app=APP, owners=OWNERS, title="Checkout")
 _PROD = Environment(
-    app=APP, name="prod", cluster="flight-1", namespace="checkout", tier=Tier.FLIGHT, commit="0" * 40, read_at=datetime(2026, 1, 1, tzinfo=UTC)
+    app=APP,
+    name="prod",
+    cluster="flight-1",
+    namespace="checkout",
+    tier=Tier.FLIGHT,
+    commit="0" * 40,
+    read_at=datetime(2026, 1, 1, tzinfo=UTC),
 )

@@ -51,7 +51,9 @@ class ListeningTower:
 
 
 @contextlib.asynccontextmanager
-async def listening(service: SimulatedService, *, port: int = 0, ping: tuple[float, float] | None = None) -> AsyncIterator[ListeningTower]:
+async def listening(
+    service: SimulatedService, *, port: int = 0, ping: tuple[float, float] | None = None
+) -> AsyncIterator[ListeningTower]:
     """Runs until the block ends; the port is bound before it begins."""
     with contextlib.closing(socket.create_server(("127.0.0.1", port), reuse_port=False)) as bound:
         made = server(

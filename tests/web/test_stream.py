@@ -104,9 +104,12 @@ async def _output(socket: AsyncWebSocketSession, until: bytes) -> tuple[int, byt
 
 
 async def _closed(socket: AsyncWebSocketSession) -> WebSocketDisconnect:
-    with pytest.raises(WebSocketDisconnect) as caught:
+    async def drain() -> None:
         while True:
             await socket.receive(5)
+
+    with pytest.raises(WebSocketDisconnect) as caught:
+        await drain()
     return caught.value
 
 
@@ -367,11 +370,13 @@ async def test_the_server_answers_a_viewers_pings(ana: httpx2.AsyncClient, sid: 
 
 
 async def test_a_viewer_whose_machine_fell_asleep_is_noticed_by_its_missing_pong() -> None:
-    async with listening(SimulatedService(), ping=(0.1, 0.2)) as tower:
-        async with httpx2.AsyncClient(base_url=tower.url, headers={"Authorization": "Bearer token-ana"}) as client:
-            sid = await _opened(client)
-            async with _joined(client, sid) as socket:
-                await _hello(socket)  # and read nothing more: this client library answers pings only while it is read
-                async with asyncio.timeout(5):
-                    while tower.service.lives[sid].driver is not None:
-                        await asyncio.sleep(0.01)
+    async with (
+        listening(SimulatedService(), ping=(0.1, 0.2)) as tower,
+        httpx2.AsyncClient(base_url=tower.url, headers={"Authorization": "Bearer token-ana"}) as client,
+    ):
+        sid = await _opened(client)
+        async with _joined(client, sid) as socket:
+            await _hello(socket)  # and read nothing more: this client library answers pings only while it is read
+            async with asyncio.timeout(5):
+                while tower.service.lives[sid].driver is not None:
+                    await asyncio.sleep(0.01)

@@ -11,13 +11,13 @@ import ipaddress
 import os
 import secrets
 import stat
-from contextlib import asynccontextmanager
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -113,7 +113,7 @@ class Client:
         )
         self._ahead = timedelta(0)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Self:
         await self._http.__aenter__()
         return self
 

@@ -1,6 +1,6 @@
 """What `verify` checks, offline, on a directory of a record's objects: both lanes' chain, sizes, manifest, case files.
 
-Layer 7, read by a stranger. Must never: say "verified" of an origin, go on from a fault it cannot see past, or import more than core.
+Layer 7, read by a stranger. Must never: say "verified" of an origin, look past a fault, or import more than core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JSON_MAX = 4 << 20
 _KNOWN = re.compile(r"seg-[0-9]{6}\.(cast|in)|case-[1-9]\.json|manifest\.json")
 
 TRUST = (
-    "whoever runs Tower and its vault: nothing here is signed yet, so they could have written another record that is as consistent",
+    "whoever runs Tower and its vault: nothing is signed yet, so they could have written another record, as consistent",
     "whoever gave you these files, as long as you did not take them from the vault yourself",
     "the identity provider and the catalog: people are named as they asserted them",
 )
@@ -58,17 +58,17 @@ class Report:
         """Nothing that was looked at is wrong, and the record is whole. Input objects that are not at hand are no fault."""
         return bool(self.steps) and all(step.ok is not False for step in self.steps)
 
-    def add(self, what: str, ok: bool | None, detail: str) -> None:
-        """One more step."""
-        self.steps.append(Step(what=what, ok=ok, detail=detail))
+    def add(self, what: str, found: tuple[bool | None, str]) -> None:
+        """One more step, and what came of it."""
+        self.steps.append(Step(what=what, ok=found[0], detail=found[1]))
 
 
 class MissingError(Exception):
     """There is no record to look at; `str()` says what was expected."""
 
 
-def examine(directory: Path) -> Report:
-    """Look at everything in the directory.
+def examine(directory: Path, *, inputs: bool = True) -> Report:
+    """Look at everything in the directory. `inputs` False: the input objects were kept from whoever looks, and may be missing.
 
     1. The files: known names only, segments numbered without a gap, none longer than a record's can be.
     2. The output lane: every line as the writer writes it, every digest, every link of the chain.
@@ -83,16 +83,16 @@ def examine(directory: Path) -> Report:
     report = Report()
     manifest = _json(directory, "manifest.json", MANIFEST_FORMAT)
     witness = _last_words(manifest)
-    lane = _Lane(directory, names, hashed=witness[0] if witness else 0)
-    report.add("the files", *lane.complete())  # (1)
+    lane = _Lane(directory, names, inputs=inputs, hashed=witness[0] if witness else 0)
+    report.add("the files", lane.complete())  # (1)
     lane.read()
     report.sid = lane.reader.header.sid if lane.reader.header else ""
-    report.add("the output lane's chain", *lane.output())  # (2)
-    report.add("the input lane's digests", *lane.input())  # (3)
-    report.add("the record's end", *lane.end())  # (4)
-    report.add("the manifest", *_manifest(manifest, lane, directory, names))  # (5)
-    report.add("the case files", *_cases(directory, names, lane))  # (6)
-    report.add("the supervisor's witness", *_witness(witness, lane))  # (7)
+    report.add("the output lane's chain", lane.output())  # (2)
+    report.add("the input lane's digests", lane.input())  # (3)
+    report.add("the record's end", lane.end())  # (4)
+    report.add("the manifest", _manifest(manifest, lane, directory, names))  # (5)
+    report.add("the case files", _cases(directory, names, lane))  # (6)
+    report.add("the supervisor's witness", _witness(witness, lane))  # (7)
     return report
 
 
@@ -111,21 +111,21 @@ def _names(directory: Path) -> frozenset[str]:
 
 def _read(directory: Path, name: str, limit: int) -> bytes:
     with (directory / name).open("rb") as file:
-        data = file.read(limit + 1)
-    return data
+        return file.read(limit + 1)
 
 
 class _Lane:
     """Both lanes, read once, in order, a segment at a time."""
 
-    def __init__(self, directory: Path, names: frozenset[str], *, hashed: int) -> None:
+    def __init__(self, directory: Path, names: frozenset[str], *, inputs: bool, hashed: int) -> None:
         """`hashed`: how many output bytes the supervisor's digest covers."""
-        self._directory, self._names, self._hashed = directory, names, hashed
+        self._directory, self._names, self._inputs, self._hashed = directory, names, inputs, hashed
         self.count = sum(name.endswith(".cast") for name in names)
         self.reader = Reader()
         self.fault: RecordInvalid | None = None
         self.without_input = 0
         self.sums: dict[str, tuple[str, int]] = {}
+        self.kept: dict[str, str] = {}
         self.output_sha256 = hashlib.sha256()
 
     def complete(self) -> tuple[bool, str]:
@@ -146,6 +146,8 @@ class _Lane:
                 inp = self._load(f"{name}.in") if f"{name}.in" in self._names else None
                 self.without_input += inp is None
                 segment = self.reader.segment(self._load(f"{name}.cast"), inp)
+                if inp is None:
+                    self.kept[f"{name}.in"] = segment.seal.in_sha256.hex()
                 for event in segment.events:
                     self.output_sha256.update(event.data[: max(0, self._hashed)])
                     self._hashed -= len(event.data)
@@ -169,10 +171,8 @@ class _Lane:
         if self.fault is not None:
             return False, "not looked at behind the fault"
         if self.without_input:
-            return (
-                False,
-                f"{self.without_input} of {self.count} input objects are not at hand; their digests are in the chain, they themselves could not be compared",
-            )
+            what = f"{self.without_input} of {self.count} input objects are not here"
+            return (False, what) if self._inputs else (None, f"{what}: they are for reviewers; their digests are in the chain")
         return True, f"{self.count} objects, {self.reader.inputs} encrypted records, each the one its seal names"
 
     def end(self) -> tuple[bool, str]:
@@ -205,6 +205,7 @@ def _manifest(manifest: dict[str, Any] | None, lane: _Lane, directory: Path, nam
         return False, "it is another session's or another request's"
     said = {str(each["key"]).removeprefix(prefix(Sid(sid))): (each["sha256"], each["bytes"]) for each in _objects(manifest)}
     found = {name: lane.sums.get(name) or _sum(directory, name) for name in names - {"manifest.json"}}
+    found |= {name: (digest, said[name][1]) for name, digest in lane.kept.items() if name in said}
     if extra := sorted(set(found) - set(said)):
         return False, f"it does not name {extra[0]}"
     if missing := sorted(set(said) - set(found)):

@@ -23,10 +23,8 @@ from breakglass.core.terminal import escape_field
 READ_BYTES = 16 << 10
 
 _MODE = re.compile(rb"\x1b\[\?([0-9;]{1,64})([hl])")
-_RESET: dict[int, bytes] = {
-    mode: b"\x1b[?%dl" % mode for mode in (1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004)
-}
-"""Private modes a program may leave switched on (xterm control sequences, DECSET): cursor keys, alternate screen, mouse, paste."""
+_MODES = (1, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004)
+"""Private modes a program may leave on (xterm control sequences, DECSET): cursor keys, alternate screen, mouse, paste."""
 
 
 class Modes:
@@ -45,14 +43,18 @@ class Modes:
             for mode in (int(word) for word in match[1].split(b";") if word):
                 if mode == 25:
                     self._cursor_hidden = not on
-                elif mode in _RESET:
+                elif mode in _MODES:
                     (self._on.add if on else self._on.discard)(mode)
         cut = text.rfind(b"\x1b", -72)
         self._tail = text[cut:] if cut >= 0 and not _MODE.search(text[cut:]) else b""
 
     def reset(self) -> bytes:
         """What brings the terminal back; forgets what was on."""
-        undo = b"".join(_RESET[mode] for mode in sorted(self._on)) + (b"\x1b[?25h" if self._cursor_hidden else b"") + b"\x1b[0m"
+        undo = (
+            b"".join(b"\x1b[?%dl" % mode for mode in sorted(self._on))
+            + (b"\x1b[?25h" if self._cursor_hidden else b"")
+            + b"\x1b[0m"
+        )
         self._on.clear()
         self._cursor_hidden = False
         return undo
@@ -80,7 +82,7 @@ class Screen:
             self._saved = termios.tcgetattr(self._in)
             self._raw()
             loop.add_signal_handler(signal.SIGCONT, self._raw)
-        loop.add_signal_handler(signal.SIGWINCH, lambda: self.resized())
+        loop.add_signal_handler(signal.SIGWINCH, self._size_changed)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -89,6 +91,9 @@ class Screen:
             loop.remove_signal_handler(number)
         self._stop_reading()
         self.restore()
+
+    def _size_changed(self) -> None:
+        self.resized()
 
     def _raw(self) -> None:
         tty.setraw(self._in, termios.TCSANOW)
@@ -163,12 +168,12 @@ def _write_all(fd: int, data: bytes) -> None:
 def ending_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP cancel the running task, so that every `finally` (the terminal's first) runs before we go."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
     got: list[signal.Signals] = []
 
     def end(number: signal.Signals) -> None:
         got.append(number)
-        task.cancel()
+        if task is not None:
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)

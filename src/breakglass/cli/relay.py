@@ -17,7 +17,7 @@ from typing import Any
 import httpcore2
 import wsproto.events
 import wsproto.utilities
-from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException
+from httpx2.websockets import AsyncWebSocketSession, HTTPXWSException, WebSocketDisconnect
 
 from breakglass.cli.client import Client, Refused, UnreachableError
 from breakglass.cli.escapes import HELP, Escape, Escapes
@@ -170,10 +170,10 @@ class Relay:
                 elif isinstance(event, wsproto.events.TextMessage) and (over := self._word(event.data)) is not None:
                     await self._painting.join()
                     return over
-        except (*_TROUBLE, ValueError) as error:
-            return _Broken(
-                why=f"closed with {error.code} {error.reason}".strip() if hasattr(error, "code") else "the connection broke"
-            )
+        except WebSocketDisconnect as closed:
+            return _Broken(why=f"closed with {closed.code} {closed.reason}".strip())
+        except (*_TROUBLE, ValueError):
+            return _Broken(why="the connection broke")
         finally:
             self._socket = None
             sending.cancel()

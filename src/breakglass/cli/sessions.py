@@ -35,9 +35,8 @@ def can(app: str, url: str | None, token_file: Path | None, *, as_json: bool) ->
 
 
 def _can(found: Answer) -> None:
-    say.text(
-        f"{found['app']['app']}: you are {', '.join(found['relations']) or 'nothing to it'}; owned by {', '.join(found['app']['owners'])}"
-    )
+    app, mine = found["app"], ", ".join(found["relations"]) or "nothing to it"
+    say.text(f"{app['app']}: you are {mine}; owned by {', '.join(app['owners'])}")
     if found["open_session"]:
         say.text(f"your open session: {found['open_session']}")
     for environment in found["environments"]:
@@ -129,7 +128,8 @@ def _shown(seen: Answer) -> None:
     """Everything an approval is about, on standard error: the digest last, it names all of it."""
     session = seen["session"]
     for words in (
-        f"{session['requester']} asks for {session['app']} in {session['environment']}, {session['tier_words']}, {session['minutes']} min",
+        f"{session['requester']} asks for {session['app']} in {session['environment']}, {session['tier_words']}",
+        f"for {session['minutes']} min, from the first shell on",
         f"because: {session['reason']}",
         f"container {session['container'] or 'chosen by Tower'}, mode {session['mode']}, state {session['state']}",
         say.voice(seen["process_access_sentence"]),

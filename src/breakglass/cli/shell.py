@@ -207,14 +207,14 @@ class _Visit:
 
     async def _interrupted(self) -> Exit | None:
         """Ctrl-C while waiting: withdraw, or leave the request standing; never both silently."""
-        if sys.stdin.isatty() and self._seen and self._seen["session"]["state"] == "requested":
-            if click.confirm("tower: withdraw the request?", default=True, err=True):
-                answer = await self._client.post(f"/sessions/{self._sid}/withdraw")
-                if isinstance(answer, Refused):
-                    self._refused(answer)
-                    return None
-                say.line(f"session {self._sid} withdrawn")
-                return Exit.NOT_APPROVED
+        waiting = self._seen and self._seen["session"]["state"] == "requested"
+        if waiting and sys.stdin.isatty() and click.confirm("tower: withdraw the request?", default=True, err=True):
+            answer = await self._client.post(f"/sessions/{self._sid}/withdraw")
+            if isinstance(answer, Refused):
+                self._refused(answer)
+                return None
+            say.line(f"session {self._sid} withdrawn")
+            return Exit.NOT_APPROVED
         say.line(
             f"session {self._sid} goes on waiting: breakglass shell --resume {self._sid}, or breakglass withdraw {self._sid}"
         )

@@ -1,4 +1,4 @@
-"""`breakglass verify`: check a record and say in numbered steps what that proves, whom one must trust, and what it does not prove.
+"""`breakglass verify`: check a record; say in numbered steps what that proves, whom one must trust, and what it does not.
 
 Imports only core, and a client only when it has to fetch. Must never: call a record authentic; until it is signed it is
 "consistent with itself".
@@ -33,30 +33,30 @@ def verify(record: str, url: str | None, token_file: Path | None, *, as_json: bo
     if not (is_sid(record) or (4 <= len(record) <= 10 and record.isalnum())):
         raise UsageError(f"{record} is no directory and no session id")
     with tempfile.TemporaryDirectory(prefix="breakglass-verify-") as directory:
-        if (refused := _fetched(record, Path(directory), url, token_file, as_json=as_json)) is not None:
-            return refused
-        return _say(_examined(Path(directory)), as_json=as_json)
+        whole = _fetched(record, Path(directory), url, token_file, as_json=as_json)
+        return _say(_examined(Path(directory), inputs=whole), as_json=as_json) if isinstance(whole, bool) else whole
 
 
-def _fetched(sid: str, into: Path, url: str | None, token_file: Path | None, *, as_json: bool) -> Exit | None:
+def _fetched(sid: str, into: Path, url: str | None, token_file: Path | None, *, as_json: bool) -> Exit | bool:
+    """Whether everything was fetched; the exit code when the server refused."""
     from breakglass.cli import say
-    from breakglass.cli.client import Client, where
+    from breakglass.cli.client import Client, Refused, where
     from breakglass.cli.fetch import fetch
 
-    async def use() -> Exit | None:
+    async def use() -> Exit | bool:
         async with Client(where(url, token_file)) as client:
-            refused = await fetch(client, sid, into, inputs=True)
-        if refused is None:
-            return None
-        say.refusal(refused, as_json=as_json)
-        return Exit.REFUSED
+            whole = await fetch(client, sid, into, inputs=True)
+        if isinstance(whole, Refused):
+            say.refusal(whole, as_json=as_json)
+            return Exit.REFUSED
+        return whole
 
     return asyncio.run(use())
 
 
-def _examined(directory: Path) -> Report:
+def _examined(directory: Path, *, inputs: bool = True) -> Report:
     try:
-        return examine(directory)
+        return examine(directory, inputs=inputs)
     except MissingError as error:
         raise UsageError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""One error shape and one table from refusal code to HTTP status: whatever goes wrong, the body has a code, a sentence and a remedy.
+"""One error shape, and one table from refusal code to HTTP status: whatever goes wrong has a code, a sentence and a remedy.
 
 Layer 1. Must never: echo a body, a token or a traceback, or answer in a second shape.
 """
@@ -115,20 +115,18 @@ def refused(denied: Denied, sid: str | None = None) -> Response:
 
 def install(app: FastAPI) -> None:
     """Make every way a request can fail answer in the one shape."""
-    app.add_exception_handler(RefusedError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(PortError, _port)
-    app.add_exception_handler(Exception, _defect)
+    app.exception_handler(RefusedError)(_refused)
+    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(HTTPException)(_http)
+    app.exception_handler(PortError)(_port)
+    app.exception_handler(Exception)(_defect)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedError)
+async def _refused(request: Request, error: RefusedError) -> Response:
     return refused(error.denied, _sid(request))
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
     return refused(_bad(error.errors()), _sid(request))
 
 
@@ -159,9 +157,8 @@ def _bad(problems: Any) -> Denied:
     )
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http(request: Request, error: HTTPException) -> Response:
     """Starlette's own refusals: no such path or method is 404 in one sentence, a body that cannot be read is 400."""
-    assert isinstance(error, HTTPException)
     if error.status_code in {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}:
         what = escape_field(f"{request.method} {request.url.path}"[:120])
         return refused(Denied(code=Code.NOT_FOUND, sentence=f"There is no {what} here.", remedy="See /openapi.json."))
@@ -174,8 +171,7 @@ async def _http(request: Request, error: Exception) -> Response:
     )
 
 
-async def _port(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PortError)
+async def _port(request: Request, error: PortError) -> Response:
     log.warning("port error reached the edge", path=request.url.path, trouble=error.trouble.value, error=str(error))
     return refused(
         Denied(

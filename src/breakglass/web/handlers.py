@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from breakglass.core.codes import Code
 from breakglass.core.model import Actor, Denied, Session
-from breakglass.ports import AuditEvent, Identity
 from breakglass.judging import AppCapabilities, EnvironmentCapabilities
 from breakglass.looking import Health, RecordListing, Seen
+from breakglass.ports import AuditEvent, Identity
 from breakglass.service import Ask, Service
 from breakglass.web import schemas
 from breakglass.web.errors import RefusedError, refused
@@ -182,16 +182,19 @@ async def approve(service: ServiceDep, actor: ActorDep, sid: SidPath, body: sche
 
 async def deny(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.Nothing) -> Response:
     """Say no."""
+    del body
     return _session_answer(await service.deny(actor, sid), sid)
 
 
 async def withdraw(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.Nothing) -> Response:
     """Take back one's own request."""
+    del body
     return _session_answer(await service.withdraw(actor, sid), sid)
 
 
 async def break_glass(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.Nothing) -> Response:
     """Approve as an admin without an approver: marked, alarmed, always reviewed."""
+    del body
     return _session_answer(await service.break_glass(actor, sid), sid)
 
 
@@ -202,6 +205,7 @@ async def open_shell(service: ServiceDep, actor: ActorDep, sid: SidPath, body: s
 
 async def end(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.Nothing) -> Response:
     """End a session; answers when closing has begun."""
+    del body
     return _session_answer(await service.end(actor, sid), sid)
 
 

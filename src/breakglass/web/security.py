@@ -1,10 +1,11 @@
-"""Layer 1's fence, before any handler runs: no cross-site mutation, no body that is not small JSON, and headers that close the rest.
+"""Layer 1's fence, before any handler runs: no cross-site mutation, no body but small JSON, and headers that close the rest.
 
 Must never: read more of a body than `BODY_MAX`, or let a mutation through on a missing Content-Type.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -132,10 +133,8 @@ class _Limited:
         self._begun = False
 
     async def __call__(self, scope: Scope) -> None:
-        try:
+        with contextlib.suppress(_TooMuchError):
             await self._app(scope, self._counted, self._guarded)
-        except _TooMuchError:
-            pass
         if self._over and not self._begun:
             await refused(_too_large())(scope, self._receive, self._send)
 

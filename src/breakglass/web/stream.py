@@ -1,6 +1,6 @@
 """Layer 1 of the relay: one WebSocket a viewer, `tower.v1`. Refuses before the upgrade, in our words; then only carries bytes.
 
-Must never: accept a ticket from a URL, read input faster than the shell takes it, or send output a viewer's window has no room for.
+Must never: accept a ticket from a URL, let input pile up without bound, or send output a viewer's window has no room for.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def _joined(service: Service, socket: WebSocket, sid: str) -> Viewer | Den
         )
     try:
         return await service.join(tickets[0], sid, origin=origin)
-    except Exception as error:  # noqa: BLE001: a defect must not become a bare 500 on an upgrade; the words are ours
+    except Exception as error:  # noqa: BLE001 - a defect must not become a bare 500 on an upgrade; the words are ours
         log.error("defect", path="stream", error=type(error).__name__)
         return internal()
 
