@@ -73,6 +73,7 @@ class Endpoint:
     server: str
     tls: ssl.SSLContext
     auth: httpx2.Auth | None = field(default=None, repr=False)
+    request_seconds: float = REQUEST_SECONDS
 
     async def authorization(self) -> dict[str, str]:
         """The headers that prove the portal, for a request that is not made with httpx2."""
@@ -146,10 +147,10 @@ class Api:
         await self._client.aclose()
 
     async def answer(self, what: str, method: str, path: str, **request: Any) -> httpx2.Response:
-        """One 2xx answer, within `REQUEST_SECONDS` as a whole, or `PortError`. Only GETs are taken to change nothing."""
+        """One 2xx answer, within `request_seconds` as a whole, or `PortError`. Only GETs are taken to change nothing."""
         mutates = method != "GET"
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self.endpoint.request_seconds):
                 response = await self._client.request(method, path, **request)
         except _FAILURES as error:
             raise self.endpoint.failed(what, error, mutates=mutates) from None
@@ -243,10 +244,9 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _certificate_fault(error: BaseException | None) -> str | None:
-    """The reason when TLS itself said no; a connection that was cut during the handshake is none."""
-    cut = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+    """Why TLS itself said no; subclasses that say "cut" or "not yet" are left behind by any connection that breaks."""
     while error is not None:
-        if isinstance(error, ssl.SSLError) and not isinstance(error, cut):
-            return error.reason or type(error).__name__
+        if type(error) in {ssl.SSLError, ssl.SSLCertVerificationError}:
+            return getattr(error, "reason", None) or type(error).__name__
         error = error.__cause__ or error.__context__
     return None

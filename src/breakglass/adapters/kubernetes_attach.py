@@ -19,9 +19,10 @@ from urllib.parse import urlencode
 from lightkube.core.exceptions import ConfigError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.protocol import State
 from websockets.typing import Subprotocol
 
-from breakglass.adapters.kubernetes_api import REQUEST_SECONDS, Endpoint, path
+from breakglass.adapters.kubernetes_api import Endpoint, path
 from breakglass.core.channel import SUBPROTOCOL, ChannelViolation, Status, Stderr, Stdin, Stdout, from_server, render
 from breakglass.ports import PortError, Trouble
 
@@ -50,8 +51,8 @@ class _Connect(connect):
 class KubernetesAttach:
     """`ports.Attach` on the API server's attach subresource."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, *, ping_seconds: float = PING_SECONDS, pong_seconds: float = PONG_SECONDS) -> None:
+        self._endpoint, self._seconds = endpoint, (ping_seconds, pong_seconds)
 
     @asynccontextmanager
     async def attach(self, namespace: str, pod: str, container: str) -> AsyncIterator[KubernetesStream]:
@@ -60,7 +61,7 @@ class KubernetesAttach:
         asked = {"container": container, "stdin": "true", "stdout": "true", "stderr": "false", "tty": "false"}
         socket = await self._connect(what, f"{path('namespaces', namespace, 'pods', pod)}/attach?{urlencode(asked)}")
         try:
-            stream = KubernetesStream(self._endpoint, socket, what)
+            stream = KubernetesStream(self._endpoint, socket, what, self._seconds)
             await stream.established()
             yield stream
         finally:
@@ -81,7 +82,8 @@ class KubernetesAttach:
                 max_queue=QUEUE_MESSAGES,
                 write_limit=WRITE_LIMIT,
                 ping_interval=None,
-                open_timeout=REQUEST_SECONDS,
+                close_timeout=1,
+                open_timeout=self._endpoint.request_seconds,
                 proxy=None,
                 logger=_SILENT,
             )
@@ -97,9 +99,10 @@ class KubernetesAttach:
 class KubernetesStream:
     """`ports.AttachStream`. `status` is the API server's last word, once it came."""
 
-    def __init__(self, endpoint: Endpoint, socket: ClientConnection, what: str) -> None:
+    def __init__(self, endpoint: Endpoint, socket: ClientConnection, what: str, seconds: tuple[float, float]) -> None:
         self.status: Status | None = None
         self._endpoint, self._socket, self._what = endpoint, socket, what
+        self._ping_seconds, self._pong_seconds = seconds
         self._early = b""
         self._asked_at: float | None = None
 
@@ -108,7 +111,7 @@ class KubernetesStream:
         if self._socket.subprotocol != SUBPROTOCOL:
             raise self._endpoint.error(Trouble.FATAL, self._what, f"the server did not choose {SUBPROTOCOL}")
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._endpoint.request_seconds):
                 self._early = await self._next() or b""
         except TimeoutError as error:
             raise self._endpoint.failed(self._what, error, mutates=True) from None
@@ -156,7 +159,7 @@ class KubernetesStream:
     async def _message(self) -> bytes:
         while True:
             try:
-                async with asyncio.timeout(PING_SECONDS):
+                async with asyncio.timeout(self._ping_seconds):
                     message = await self._socket.recv(decode=False)
             except TimeoutError:
                 await self._sign_of_life()
@@ -169,15 +172,17 @@ class KubernetesStream:
     async def _sign_of_life(self) -> None:
         """Ask for one, unless it has been asked for; any message or the pong is one. Only here: see the module's note."""
         now = asyncio.get_running_loop().time()
+        if self._socket.state is not State.OPEN:
+            raise self._broken("the connection is closed")
         if self._asked_at is None:
             self._asked_at = now
             try:
-                async with asyncio.timeout(PING_SECONDS):
+                async with asyncio.timeout(self._ping_seconds):
                     pong = await self._socket.ping()
             except (TimeoutError, ConnectionClosed):
                 return
             asyncio.ensure_future(pong).add_done_callback(self._lives)
-        elif now - self._asked_at >= PONG_SECONDS:
+        elif now - self._asked_at >= self._pong_seconds:
             raise self._broken(f"no sign of life for {now - self._asked_at:.0f} s")
 
     def _lives(self, _pong: asyncio.Future[float]) -> None:
