@@ -58,6 +58,7 @@ def ttl(value: str) -> Callable[[dict[str, Any]], None]:
 
 OZ = {"kind": "User", "name": "oz", "apiGroup": "rbac.authorization.k8s.io"}
 TOWER = {"kind": "ServiceAccount", "name": "portal", "namespace": "tower"}
+OWNER = {"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "1"}
 ATTACKS = {
     "a grant to somebody else": (put("subjects", value=[OZ]), "exactly one subject"),
     "a grant to itself and somebody else": (put("subjects", value=[TOWER, OZ]), "exactly one subject"),
@@ -85,7 +86,7 @@ ATTACKS = {
     "more time than was approved": (ttl("75m"), "outlives its session's minutes"),
     "a finalizer that outlives its deletion": (put("metadata", "finalizers", value=["example.test/hold"]), "no finalizers"),
     "an owner whose death ends it, or never": (
-        put("metadata", "ownerReferences", value=[{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "1"}]),
+        put("metadata", "ownerReferences", value=[OWNER]),
         "no finalizers and no owners",
     ),
     "another session's label": (
@@ -206,9 +207,12 @@ def test_a_grant_held_by_a_hanging_garbage_collector_still_grants_and_only_loses
             {"subjects": [OZ]},
             {"metadata": {"finalizers": [], "labels": {"cleanup.kyverno.io/ttl": "75m"}}},
             {"metadata": {"finalizers": [], "annotations": {"tower.hangar/approver": "user:default/carla"}}},
+            {"metadata": {"finalizers": [], "ownerReferences": [OWNER]}},
         ):
             answer = app.api.ask(ADMIN, "PATCH", where, change, kind=MERGE)
             assert answer.refused == (POLICY, "a grant never changes; end the session and ask for another"), answer
+        for change in ({"metadata": {"finalizers": ["foregroundDeletion", "x.test/y"]}}, {"roleRef": {"name": "debug-copy"}}):
+            assert app.api.ask(ADMIN, "PATCH", where, change, kind=MERGE).status == 422  # nobody may do that to any binding
 
         assert app.api.ask(ADMIN, "PATCH", where, {"metadata": {"finalizers": None}}, kind=MERGE).ok
         assert app.api.ask(ADMIN, "GET", where).status == 404
