@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -125,11 +124,3 @@ def seal_manifest(directory: Path, of: Session, summary: dict[str, Any]) -> dict
     value = manifest(of, objects=objects, record=summary)
     (directory / "manifest.json").write_bytes(canonical_json(value))
     return value
-
-
-def self_approved() -> Session:
-    """Somebody wrote their own approval under another of their names."""
-    whole = session()
-    assert whole.approval is not None
-    alias = Person(ref=EntityRef("user:default/ana-admin"), aliases=frozenset({"ANA@example.com"}))
-    return replace(whole, approval=replace(whole.approval, approver=alias))

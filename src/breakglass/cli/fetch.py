@@ -15,8 +15,8 @@ from breakglass.cli.client import Client, Refused, UnreachableError, segment
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 
-async def fetch(client: Client, sid: str, into: Path, *, inputs: bool) -> Refused | bool:
-    """Whether everything is in `into`; False when input objects were left out because they are for reviewers only."""
+async def fetch(client: Client, sid: str, into: Path, *, inputs: bool) -> Refused | None:
+    """None once everything that may be read is in `into`. Input objects that are for reviewers only are left out, and said."""
     listing = await client.get(f"/sessions/{segment(sid)}/record")
     if isinstance(listing, Refused):
         return listing
@@ -42,4 +42,4 @@ async def fetch(client: Client, sid: str, into: Path, *, inputs: bool) -> Refuse
     progress.clear()
     if left_out:
         say.line(f"{left_out} objects of the input lane are for reviewers only and were left out")
-    return left_out == 0
+    return None

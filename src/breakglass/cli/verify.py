@@ -1,24 +1,32 @@
 """`breakglass verify`: check a record; say in numbered steps what that proves, whom one must trust, and what it does not.
 
-Imports only core, and a client only when it has to fetch. Must never: call a record authentic; until it is signed it is
-"consistent with itself".
+The checks are `core/verify.py`'s; a client is imported only to fetch. Must never: call a record authentic while it is not
+signed, follow a link, or read more of a file than a record's object can be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from breakglass.cli.codes import Exit, UsageError
-from breakglass.cli.examine import NOT_PROVED, TRUST, MissingError, Report, examine
 from breakglass.core.model import is_sid
+from breakglass.core.record import segment_name
+from breakglass.core.record_read import OBJECT_MAX
 from breakglass.core.terminal import escape_field
+from breakglass.core.verify import MANIFEST, Result, Verified
+from breakglass.core.verify import verify as look
+
+WORDS = {Result.HOLDS: "holds", Result.FAILED: "WRONG", Result.DOUBTED: "DOUBTED", Result.NOT_LOOKED_AT: "not looked at"}
 
 
 @click.command()
@@ -29,62 +37,93 @@ from breakglass.core.terminal import escape_field
 def verify(record: str, url: str | None, token_file: Path | None, *, as_json: bool) -> Exit:
     """Check the record of a session: from the server, or offline from a directory with its objects."""
     if Path(record).is_dir():
-        return _say(_examined(Path(record)), as_json=as_json)
+        return _say(look(Objects(Path(record))), as_json=as_json)
     if not (is_sid(record) or (4 <= len(record) <= 10 and record.isalnum())):
         raise UsageError(f"{record} is no directory and no session id")
     with tempfile.TemporaryDirectory(prefix="breakglass-verify-") as directory:
-        whole = _fetched(record, Path(directory), url, token_file, as_json=as_json)
-        return _say(_examined(Path(directory), inputs=whole), as_json=as_json) if isinstance(whole, bool) else whole
+        refused = _fetched(record, Path(directory), url, token_file, as_json=as_json)
+        return refused or _say(look(Objects(Path(directory))), as_json=as_json)
 
 
-def _fetched(sid: str, into: Path, url: str | None, token_file: Path | None, *, as_json: bool) -> Exit | bool:
-    """Whether everything was fetched; the exit code when the server refused."""
+class Objects(Mapping[str, bytes]):
+    """The files of a directory by name, each read when it is asked for, and no further than an object can be long."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        try:
+            self._names = sorted(path.name for path in directory.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+        except OSError as error:
+            raise UsageError(f"{directory} cannot be read ({error.strerror})") from None
+        if not {MANIFEST, f"{segment_name(1)}.cast"} & set(self._names):
+            raise UsageError(f"{directory} holds no record: {MANIFEST} is expected in it, as in a vault's sessions/<sid>/")
+
+    def __getitem__(self, name: str) -> bytes:
+        """At most one byte more than is allowed, so that the reader sees it is too long."""
+        if name not in self._names:
+            raise KeyError(name)
+        try:
+            descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_NOFOLLOW)
+            with open(descriptor, "rb") as file:  # noqa: PTH123 - the descriptor, so that no link is followed
+                return file.read(OBJECT_MAX + 1)
+        except OSError as error:
+            raise UsageError(f"{self._directory / name} cannot be read ({error.strerror})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _fetched(sid: str, into: Path, url: str | None, token_file: Path | None, *, as_json: bool) -> Exit | None:
+    """None once the record is in `into`; the exit code when the server refused."""
     from breakglass.cli import say
     from breakglass.cli.client import Client, Refused, where
     from breakglass.cli.fetch import fetch
 
-    async def use() -> Exit | bool:
+    async def use() -> Exit | None:
         async with Client(where(url, token_file)) as client:
-            whole = await fetch(client, sid, into, inputs=True)
-        if isinstance(whole, Refused):
-            say.refusal(whole, as_json=as_json)
+            refused = await fetch(client, sid, into, inputs=True)
+        if isinstance(refused, Refused):
+            say.refusal(refused, as_json=as_json)
             return Exit.REFUSED
-        return whole
+        return None
 
     return asyncio.run(use())
 
 
-def _examined(directory: Path, *, inputs: bool = True) -> Report:
-    try:
-        return examine(directory, inputs=inputs)
-    except MissingError as error:
-        raise UsageError(str(error)) from None
-
-
-def _say(report: Report, *, as_json: bool) -> Exit:
-    code = Exit.DONE if report.ok else Exit.WRONG
+def _say(found: Verified, *, as_json: bool) -> Exit:
     if as_json:
-        sys.stdout.write(json.dumps(_document(report), indent=2) + "\n")
-        return code
-    lines = [f"session {report.sid or 'unknown'}"]
-    for number, step in enumerate(report.steps, start=1):
-        word = {True: "holds", False: "WRONG", None: "not looked at"}[step.ok]
-        lines.append(f"{number}. {step.what}: {word}: {step.detail}")
-    verdict = "consistent with itself; origin NOT proved" if report.ok else "NOT a whole and consistent record"
-    lines += ["", f"verdict: {verdict}", "", "whom you must trust:", *(f"  - {each}" for each in TRUST)]
-    lines += ["not proved:", *(f"  - {each}" for each in NOT_PROVED)]
-    sys.stdout.write("".join(f"{escape_field(line)}\n" for line in lines))
-    return code
+        sys.stdout.write(json.dumps(_document(found), indent=2) + "\n")
+    else:
+        lines = [f"session {found.sid or 'unknown'}"]
+        for step in found.steps:
+            code = f" ({step.code.value})" if step.code else ""
+            lines.append(f"{step.number}. {step.sentence} {WORDS[step.result]}{code}: {step.detail}")
+        verdict = "consistent with itself; origin NOT proved" if found.consistent else "NOT a whole and consistent record"
+        lines += ["", f"verdict: {verdict}", "whom you must trust:", *(f"  - {each}" for each in found.trust)]
+        lines += ["not proved:", *(f"  - {each}" for each in found.not_proved)]
+        sys.stdout.write("".join(f"{escape_field(line)}\n" for line in lines))
+    return Exit.DONE if found.consistent else Exit.WRONG
 
 
-def _document(report: Report) -> dict[str, Any]:
+def _document(found: Verified) -> dict[str, Any]:
+    steps = [
+        {
+            "n": step.number,
+            "sentence": step.sentence,
+            "result": step.result.value,
+            "code": step.code.value if step.code else None,
+            "detail": step.detail,
+        }
+        for step in found.steps
+    ]
     return {
-        "sid": report.sid,
-        "ok": report.ok,
+        "sid": found.sid,
+        "consistent": found.consistent,
         "origin_proved": False,
-        "steps": [
-            {"n": n, "what": step.what, "ok": step.ok, "detail": step.detail} for n, step in enumerate(report.steps, start=1)
-        ],
-        "trust": list(TRUST),
-        "not_proved": list(NOT_PROVED),
+        "steps": steps,
+        "proved": list(found.proved),
+        "trust": list(found.trust),
+        "not_proved": list(found.not_proved),
     }
