@@ -111,6 +111,7 @@ class Disk(threading.Thread):
         self._typed: list[Typed] = []
         self._typed_size = 0
         self._buffers: tuple[list[bytes], list[bytes]] = ([], [])
+        self._heads = [b"", b""]
         self._fds: list[int] = []
         self._lock = -1
         self._spent = 0
@@ -204,26 +205,32 @@ class Disk(threading.Thread):
             self._buffers[1].append(self._writer.input(self._typed))
             self._typed, self._typed_size = [], 0
 
-    def _write(self) -> None:
-        """Both lanes durable on return. Nothing is written beyond the record's size."""
-        for fd, buffer in zip(self._fds, self._buffers, strict=True):
-            data = b"".join(buffer)
-            if not data:
+    def _write(self, *, seal: bytes = b"") -> None:
+        """Both lanes durable on return, input first, for a seal names it. Nothing is written beyond the record's size.
+
+        A lane's first lines wait for something to follow them (but for segment 1's, all that a record hangs on): without it
+        they can be made again from the segment's number, and cost no fsync of their own.
+        """
+        out, inp = (b"".join(buffer) for buffer in self._buffers)
+        sync = bool(inp) or self._writer.number == 1, bool(out) or bool(seal) or self._writer.number == 1
+        self._buffers = ([], [])
+        for lane, more, must in ((1, inp, sync[0]), (0, out + seal, sync[1])):
+            data = self._heads[lane] + more
+            if not data or not (must or seal):
                 continue
+            self._heads[lane] = b""
             self._spent += len(data)
             if self._spent > self._limits.record_bytes:
                 raise RecorderFailed(SpoolFault.FULL, "the record has reached the size a session may have")
-            write_all(fd, data)
-            os.fdatasync(fd)
-            buffer.clear()
+            write_all(self._fds[lane], data)
+            if must:
+                os.fdatasync(self._fds[lane])
 
     def _cut(self, end: End | None) -> None:
-        """Seal the open segment and begin the next, or end. The input object is durable before the seal that names it."""
+        """Seal the open segment and begin the next, or end: what is written, the seal behind it, names, one fsync each."""
         self._seal_typed()
-        self._write()
         line, seal = self._writer.seal(end)
-        self._buffers[0].append(line)
-        self._write()
+        self._write(seal=line)
         for fd in self._fds:
             os.close(fd)
         self._fds = []
@@ -262,8 +269,7 @@ class Disk(threading.Thread):
         """The next segment's two files; in the directory's fsync behind it they become durable."""
         self._room()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        for buffer, head in zip(self._buffers, self._writer.begin(), strict=True):
-            buffer.append(head)
+        self._heads = list(self._writer.begin())
         for path in names(self._directory, self._writer.number):
             self._fds.append(os.open(part(path), flags, 0o600))
 

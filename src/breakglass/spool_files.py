@@ -97,18 +97,17 @@ def _next(reader: Reader, directory: Path, end: End) -> bool:
     paths = names(directory, number)
     out, inp = (_read(path) for path in paths)
     try:
-        reader.segment(out, inp)  # (2) (3)
+        _seen(reader, paths, out, inp)  # (2) (3)
     except RecordInvalid:
         if paths[0].exists() or any(_exists(path) for path in names(directory, number + 1)):
             raise
         found = whole(out, inp, reader)  # (4)
         if found is None:
             return False
-        prev = reader.chain if number > 1 else codec.first_link(found.header)
-        heads = codec.seg_line(number, prev), codec.input_header(found.header.sid, number, b"")
+        heads = codec.seg_line(number, found.prev), codec.input_header(found.header.sid, number, b"")
         more = [b"" if kept else head for kept, head in zip((found.out_size, found.in_size), heads, strict=True)]
         digests = codec.digest(out[: found.out_size] + more[0]), codec.digest(inp[: found.in_size] + more[1])
-        seal = codec.sealed(prev, number, digests, found.counts, end)
+        seal = codec.sealed(found.prev, number, digests, found.counts, end)
         _cut_back(_here(paths[1]), found.in_size, more[1])
         _cut_back(_here(paths[0]), found.out_size, more[0] + codec.seal_line(seal))
         reader.segment(_read(paths[0]), _read(paths[1]))
@@ -117,6 +116,18 @@ def _next(reader: Reader, directory: Path, end: End) -> bool:
             part(path).rename(path)
     sync_directory(directory)
     return True
+
+
+def _seen(reader: Reader, paths: tuple[Path, Path], out: bytes, inp: bytes) -> None:
+    """Read a sealed segment. An input object without records is not fsynced before the seal: it is made again where missing."""
+    try:
+        reader.segment(out, inp)
+    except RecordInvalid as invalid:
+        if invalid.code is not Fault.IN_DIGEST or reader.header is None:
+            raise
+        head = codec.input_header(reader.header.sid, reader.number + 1, b"")
+        reader.segment(out, head)
+        _cut_back(_here(paths[1]), 0, head)
 
 
 def _exists(path: Path) -> bool:

@@ -235,6 +235,11 @@ def pack_typed(entries: Sequence[Typed]) -> bytes:
     return plain + bytes(-len(plain) % PAD)
 
 
+def sealed_line(record: bytes) -> bytes:
+    """A sealed input record as it stands in the input object."""
+    return base64.b64encode(record) + b"\n"
+
+
 class Writer:
     """Turns what happens into lines to append to a segment's two objects. One a session; the caller makes them durable.
 
@@ -322,7 +327,7 @@ class Writer:
         self._inputs += 1
         self._began(entries[0].at_us)
         aad = input_aad(self._header.sid, self.number, self._counter)
-        line = base64.b64encode(self._aead.encrypt(input_nonce(self._counter), pack_typed(entries), aad)) + b"\n"
+        line = sealed_line(self._aead.encrypt(input_nonce(self._counter), pack_typed(entries), aad))
         self._in.update(line)
         self._size += len(line)
         return line

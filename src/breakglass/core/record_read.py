@@ -196,6 +196,7 @@ class Whole:
     """What of an unsealed segment is whole: the lengths of both objects' prefixes, and what they hold."""
 
     header: Header
+    prev: bytes
     out_size: int
     in_size: int
     counts: Counts
@@ -206,21 +207,22 @@ def whole(out: bytes, inp: bytes, reader: Reader) -> Whole | None:
     first lines are there: then nothing of it was ever shown. A `#b` line without its `o` line is not whole.
     """
     number = reader.number + 1
-    header = reader.header
-    head = w.seg_line(number, reader.chain)
+    header, prev = reader.header, reader.chain
+    head = w.seg_line(number, prev)
     if header is None:
         try:
             header = _header(out.partition(b"\n")[0])
             _input(inp.partition(b"\n")[0] + b"\n", header.sid, number, "")
         except RecordInvalid:
             return None
-        head = w.header_line(header) + w.seg_line(number, w.first_link(header))
+        prev = w.first_link(header)
+        head = w.header_line(header) + w.seg_line(number, prev)
         if not out.startswith(head):
             return None
     out_size, events, out_bytes = _whole_events(out, head)
     in_size, inputs = _whole_inputs(inp, header.sid, number)
     counts = Counts(events=events, out_bytes=out_bytes, inputs=inputs)
-    return Whole(header=header, out_size=out_size, in_size=in_size, counts=counts)
+    return Whole(header=header, prev=prev, out_size=out_size, in_size=in_size, counts=counts)
 
 
 def _whole_events(out: bytes, head: bytes) -> tuple[int, int, int]:
