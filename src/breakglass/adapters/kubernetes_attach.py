@@ -12,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, assert_never
 from urllib.parse import urlencode
 
 from lightkube.core.exceptions import ConfigError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.protocol import State
 from websockets.typing import Subprotocol
 
 from breakglass.adapters.kubernetes_api import Endpoint, path
@@ -60,11 +59,13 @@ class KubernetesAttach:
         what = f"attach to {container} in pod {namespace}/{pod}"
         asked = {"container": container, "stdin": "true", "stdout": "true", "stderr": "false", "tty": "false"}
         socket = await self._connect(what, f"{path('namespaces', namespace, 'pods', pod)}/attach?{urlencode(asked)}")
+        stream = KubernetesStream(self._endpoint, socket, what)
+        keeping = asyncio.create_task(stream.keep_alive(*self._seconds))
         try:
-            stream = KubernetesStream(self._endpoint, socket, what, self._seconds)
             await stream.established()
             yield stream
         finally:
+            keeping.cancel()
             socket.transport.abort()
             await socket.wait_closed()
 
@@ -99,12 +100,11 @@ class KubernetesAttach:
 class KubernetesStream:
     """`ports.AttachStream`. `status` is the API server's last word, once it came."""
 
-    def __init__(self, endpoint: Endpoint, socket: ClientConnection, what: str, seconds: tuple[float, float]) -> None:
+    def __init__(self, endpoint: Endpoint, socket: ClientConnection, what: str) -> None:
         self.status: Status | None = None
         self._endpoint, self._socket, self._what = endpoint, socket, what
-        self._ping_seconds, self._pong_seconds = seconds
         self._early = b""
-        self._asked_at: float | None = None
+        self._waits, self._heard, self._why = False, 0, "the connection is closed"
 
     async def established(self) -> None:
         """Wait for the API server's first message: v5 sends an empty one before anything else."""
@@ -137,7 +137,7 @@ class KubernetesStream:
             for piece in pieces:
                 await self._socket.send(render(Stdin(data=piece)))
         except ConnectionClosed:
-            raise self._broken("the connection is closed") from None
+            raise self._broken(self._why) from None
 
     async def _next(self) -> bytes:
         """The bytes of the next message, which may be none; `status` is set when it was the last."""
@@ -157,36 +157,31 @@ class KubernetesStream:
                 assert_never(event)
 
     async def _message(self) -> bytes:
-        while True:
-            try:
-                async with asyncio.timeout(self._ping_seconds):
-                    message = await self._socket.recv(decode=False)
-            except TimeoutError:
-                await self._sign_of_life()
-            except ConnectionClosed:
-                raise self._broken("the connection is closed") from None
-            else:
-                self._asked_at = None
-                return message
+        self._waits = True
+        try:
+            message = await self._socket.recv(decode=False)
+        except ConnectionClosed:
+            raise self._broken(self._why) from None
+        finally:
+            self._waits = False
+        self._heard += 1
+        return message
 
-    async def _sign_of_life(self) -> None:
-        """Ask for one, unless it has been asked for; any message or the pong is one. Only here: see the module's note."""
-        now = asyncio.get_running_loop().time()
-        if self._socket.state is not State.OPEN:
-            raise self._broken("the connection is closed")
-        if self._asked_at is None:
-            self._asked_at = now
-            try:
-                async with asyncio.timeout(self._ping_seconds):
-                    pong = await self._socket.ping()
-            except (TimeoutError, ConnectionClosed):
-                return
-            asyncio.ensure_future(pong).add_done_callback(self._lives)
-        elif now - self._asked_at >= self._pong_seconds:
-            raise self._broken(f"no sign of life for {now - self._asked_at:.0f} s")
-
-    def _lives(self, _pong: asyncio.Future[float]) -> None:
-        self._asked_at = None
+    async def keep_alive(self, ping_seconds: float, pong_seconds: float) -> None:
+        """Ping for a reader that waits in vain, and break the stream when nothing comes: no pong, no message, no close."""
+        with suppress(ConnectionClosed):
+            while True:
+                heard = self._heard
+                await asyncio.sleep(ping_seconds)
+                if not self._waits or heard != self._heard:
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pong_seconds):
+                        await (await self._socket.ping())
+                    continue
+                if self._waits and heard == self._heard:
+                    self._why = f"no sign of life for {pong_seconds:.0f} s"
+                    self._socket.transport.abort()
 
     def _broken(self, why: str) -> PortError:
         return self._endpoint.error(Trouble.TRANSIENT, f"go on with the stream ({self._what})", why)
