@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: `uv run python tests/docs/generate.py`. Checked by `test_generated.py`."""
+"""Writes the pages that are made from the code: `uv run python -m tests.docs.generate`. Checked by `test_generated.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from breakglass.core.meaning import MEANING
 from breakglass.core.session import OPEN_STATES, TRANSITIONS, Fork, event_word
+from tests.docs import generate_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTE = "<!-- Made by tests/docs/generate.py; do not edit. -->"
@@ -71,7 +72,11 @@ def session() -> str:
     )
 
 
-PAGES = {DOCS / "reference" / "codes.md": codes, DOCS / "session.md": session}
+PAGES = {
+    DOCS / "reference" / "codes.md": codes,
+    DOCS / "reference" / "config.md": generate_config.page,
+    DOCS / "session.md": session,
+}
 
 
 def main() -> int:
