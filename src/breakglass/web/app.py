@@ -86,6 +86,7 @@ def create_app(service: Service, identity: Identity, *, origins: Iterable[str] =
     app.state.service = service
     app.state.identity = identity
     app.state.origins = frozenset(origins)
+    app.state.stopping = False
     for route in ROUTES:
         _add(app, route)
     errors.install(app)

@@ -52,7 +52,18 @@ def _nobody() -> Denied:
     )
 
 
+def _not_stopping(request: Request) -> None:
+    """Nothing new begins in a Tower that was told to stop; what runs is ended and sealed."""
+    if request.app.state.stopping:
+        raise RefusedError(
+            Denied(
+                code=Code.TOWER_STOPPING, sentence="Tower is being stopped, so nothing new begins.", remedy="Repeat in a minute."
+            )
+        )
+
+
 ServiceDep = Annotated[Service, Depends(_service)]
+Begins = Annotated[None, Depends(_not_stopping)]
 ActorDep = Annotated[Actor, Depends(_actor)]
 SidPath = Annotated[
     str, Path(min_length=4, max_length=10, pattern=r"^[a-z2-7]+$", description="a session's id, or ≥ 4 of its first characters")
@@ -139,7 +150,7 @@ async def sessions(service: ServiceDep, actor: ActorDep, query: Annotated[schema
     return _answer(found, lambda rows: schemas.SessionsOut(sessions=[schemas.SessionOut.of(row) for row in rows]))
 
 
-async def request_session(service: ServiceDep, actor: ActorDep, body: schemas.AskIn) -> Response:
+async def request_session(service: ServiceDep, actor: ActorDep, body: schemas.AskIn, _: Begins) -> Response:
     """Ask for a session, or break the glass."""
     ask = Ask(
         app=body.app,
@@ -198,7 +209,7 @@ async def break_glass(service: ServiceDep, actor: ActorDep, sid: SidPath, body: 
     return _session_answer(await service.break_glass(actor, sid), sid)
 
 
-async def open_shell(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.OpenIn) -> Response:
+async def open_shell(service: ServiceDep, actor: ActorDep, sid: SidPath, body: schemas.OpenIn, _: Begins) -> Response:
     """Open the session's next shell; answers when it is active, within 120 s, or why not."""
     return _session_answer(await service.open(actor, sid, pod=body.pod, cols=body.cols, rows=body.rows), sid)
 

@@ -1,0 +1,5 @@
+"""`python -m breakglass.cli` is `breakglass`."""
+
+from breakglass.cli.main import main
+
+main()
