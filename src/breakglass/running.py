@@ -63,6 +63,7 @@ class Running:
         self._notices = notices
         self._held: dict[Sid, Held] = {}
         self._choosing = asyncio.Lock()
+        self._stopping = False
         self._closers: dict[Sid, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,6 +101,10 @@ class Running:
         the reaper finds. The recorder runs before the grant: no record, no session.
         """
         async with self._choosing:
+            if self._stopping:
+                return Denied(
+                    code=Code.TOWER_STOPPING, sentence="Tower is stopping.", remedy="Open again in a minute, when it is back."
+                )
             target = await choose()
             if isinstance(target, Denied):
                 return target
@@ -385,7 +390,8 @@ class Running:
     # --- Tower itself -------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Tower is asked to stop: end what runs here, seal it, and wait until that is done."""
+        """Tower is asked to stop: nothing opens any more; end what runs here, seal it, and wait until that is done."""
+        self._stopping = True
         for sid in list(self._held):
             session = await self._tower.store.load(sid)
             if session is not None:
