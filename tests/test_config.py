@@ -131,8 +131,8 @@ MISTAKES = {
     "webhook file": (webhook("file:///etc/passwd"), f"notify.webhook.url: {URL}"),
     "reserve": (("on_call:", "limits: {reserve_bytes: 1}\non_call:"), "limits.reserve_bytes: must be at least 1048576"),
     "commit forever": (
-        ("on_call:", "limits: {commit_seconds: 1e300}\non_call:"),
-        "limits.commit_seconds: must be a number, not text",
+        ("on_call:", "limits: {commit_seconds: 1e30}\non_call:"),
+        "limits.commit_seconds: must be at most 30.0",
     ),
     "local app": (
         ("component:default/checkout", "group:default/checkout"),

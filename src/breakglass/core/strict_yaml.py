@@ -1,7 +1,7 @@
 """YAML text to plain values, or one sentence about why not: what people edit by hand is read one way only. Pure; layer 3.
 
-The YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), so `no` and `1:30` stay text, without tags, anchors
-and aliases (an alias bomb has no fuse), without duplicate keys, bounded in bytes and depth. Must never: build an object.
+The YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema) without its doubtful spellings: `no`, `017`, `1:30` stay
+text. No tags, no anchors and aliases (a bomb has no fuse), no duplicate keys, bounded in bytes and depth. Must never: build an object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEPTH_MAX: Final = 20
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where the wheel has it: 17 times faster, same events
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,3})?")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18}([eE][-+]?[0-9]{1,2})?|[eE][-+]?[0-9]{1,2})")
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
