@@ -16,15 +16,7 @@ from typing import Any
 
 from breakglass.adapters.kubernetes_api import Api, endpoint, path
 from breakglass.adapters.kubernetes_attach import KubernetesAttach
-from breakglass.adapters.kubernetes_facts import (
-    at,
-    debug_container,
-    namespace_facts,
-    node_name,
-    objects,
-    pod_facts,
-    when,
-)
+from breakglass.adapters.kubernetes_facts import at, debug_container, namespace_facts, node_name, objects, pod_facts, when
 from breakglass.core.facts import ClusterFacts, DebugContainerFacts, NamespaceFacts, PodFacts
 from breakglass.core.grant import PREFIX
 from breakglass.core.grant import name as grant_name
@@ -39,6 +31,8 @@ WATCH_SECONDS = 30
 """A watch is renewed this often with a fresh read, so a connection that died without a word costs at most this and 10 s."""
 REFUSED_SECONDS = 15.0
 """How long a watch puts up with 401 and 403: an API server that has just started answers so until its RBAC caches are filled."""
+RETRY_SECONDS = 0.05
+"""The first pause before a watch reads again; each failure in a row doubles it, up to 2 s."""
 ADD_TRIES = 5
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
@@ -202,12 +196,12 @@ class KubernetesWorkloads:
     async def watch(self, namespace: str, pod: str, uid: str, container: str) -> AsyncIterator[DebugContainerFacts | None]:
         """As the port says; ends after None. 1. Read the pod. 2. Watch it from there. 3. Whatever ends that: read it again."""
         last: DebugContainerFacts | None = None
-        patience = _Patience()
+        pause, refused_at = RETRY_SECONDS, None
         while True:
             try:
                 async with aclosing(self._states(namespace, pod)) as states:
                     async for found in states:
-                        patience.answered()
+                        pause, refused_at = RETRY_SECONDS, None
                         if at(found, "metadata", "uid") != uid:
                             yield None
                             return
@@ -215,7 +209,13 @@ class KubernetesWorkloads:
                             last = seen
                             yield seen
             except PortError as error:
-                await patience.after(error)
+                now = asyncio.get_running_loop().time()
+                refused_at = (refused_at or now) if error.trouble in {Trouble.FORBIDDEN, Trouble.UNAUTHORIZED} else None
+                refused = refused_at is not None and now - refused_at < REFUSED_SECONDS
+                if not refused and error.trouble is not Trouble.TRANSIENT:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2.0, pause * 2)
 
     async def delete_pod(self, namespace: str, pod: str, uid: str, *, grace_seconds: int | None) -> None:
         """As the port says."""
@@ -246,28 +246,6 @@ class KubernetesWorkloads:
 
     def _another(self, what: str) -> PortError:
         return self._api.endpoint.error(Trouble.NOT_FOUND, what, "another pod has that name now")
-
-
-class _Patience:
-    """What a watch puts up with: anything that passes, for as long as its caller waits; a refusal for 15 s; nothing else."""
-
-    def __init__(self) -> None:
-        self._pause = 0.05
-        self._refused_at: float | None = None
-
-    def answered(self) -> None:
-        self._pause, self._refused_at = 0.05, None
-
-    async def after(self, error: PortError) -> None:
-        now = asyncio.get_running_loop().time()
-        if error.trouble in {Trouble.FORBIDDEN, Trouble.UNAUTHORIZED}:
-            self._refused_at = self._refused_at or now
-            if now - self._refused_at > REFUSED_SECONDS:
-                raise error
-        elif error.trouble is not Trouble.TRANSIENT:
-            raise error
-        await asyncio.sleep(self._pause)
-        self._pause = min(2.0, self._pause * 2)
 
 
 async def _delete(api: Api, what: str, where: str, uid: str, grace_seconds: int | None = None) -> None:
