@@ -209,7 +209,7 @@ def test_a_site_is_read_from_its_file(tmp_path):
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_no_bytes_make_it_crash(raw):
     with pytest.raises(ConfigError):
         parse_site(raw, SITE)
@@ -222,7 +222,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(Site.model_fields)), VALUES))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_no_values_make_it_crash(values):
     with pytest.raises(ConfigError):
         parse_site(json.dumps(values).encode(), SITE)
