@@ -63,6 +63,11 @@ def refused(answer: Answer, sentence: str) -> None:
     assert sentence in answer.refused[1], answer
 
 
+def there(app: Place) -> list[dict[str, Any]]:
+    """The ephemeral containers that the pod has already: a patch that replaces the list must repeat them."""
+    return list(app.api.ask(ADMIN, "GET", app.at()).body["spec"].get("ephemeralContainers", []))
+
+
 def command(place: int, word: str) -> list[str]:
     return [*SUPERVISOR[:place], word, *SUPERVISOR[place + 1 :]]
 
@@ -143,9 +148,9 @@ def test_a_thief_adds_no_second_container_with_the_first(app: Place, holder: Who
 @pytest.mark.parametrize("kind", [STRATEGIC, MERGE, JSON_PATCH, APPLY])
 def test_no_kind_of_patch_gets_a_root_shell_past_the_policy(app: Place, holder: Who, sid: Sid, kind: str) -> None:
     root = merged(debug_container(sid, app.api.cluster.debug_image), {"securityContext": {"runAsUser": 0}})
-    body: Any = {"spec": {"ephemeralContainers": [root]}}
+    body: Any = {"spec": {"ephemeralContainers": [root] if kind == APPLY else [*there(app), root]}}
     if kind == JSON_PATCH:
-        body = [{"op": "add", "path": "/spec/ephemeralContainers", "value": [root]}]
+        body = [{"op": "add", "path": "/spec/ephemeralContainers", "value": [*there(app), root]}]
     if kind == APPLY:
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": app.pod}} | body
     query = {"fieldManager": "x", "force": "true"} if kind == APPLY else {}
@@ -157,7 +162,7 @@ def test_replacing_the_pod_whole_is_judged_the_same_way(app: Place, sid: Sid) ->
     """PUT needs `update`, which the grant does not give (layer 4); with every right it is refused all the same."""
     pod = dict(app.api.ask(ADMIN, "GET", app.at()).body)
     root = merged(debug_container(sid, app.api.cluster.debug_image), {"securityContext": {"runAsUser": 0}})
-    pod["spec"] = pod["spec"] | {"ephemeralContainers": [root]}
+    pod["spec"] = pod["spec"] | {"ephemeralContainers": [*there(app), root]}
 
     refused(app.api.ask(ALMIGHTY_PORTAL, "PUT", app.at("ephemeralcontainers"), pod), "never runs as root")
 
@@ -260,7 +265,7 @@ def running(app: Place, holder: Who, sid: Sid) -> str:
         return [item["name"] for item in found if item["name"].startswith(f"debug-{sid}-") and "running" in item["state"]]
 
     if not runs():
-        taken = [item["name"] for item in app.api.ask(ADMIN, "GET", app.at()).body["spec"].get("ephemeralContainers", [])]
+        taken = [item["name"] for item in there(app)]
         number = next(n for n in (9, 8, 7, 6, 5) if f"debug-{sid}-{n}" not in taken)
         answer = app.add(holder, debug_container(sid, app.api.cluster.debug_image, number), dry_run=False)
         assert answer.ok, answer

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import zipfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +127,6 @@ def test_no_field_of_a_debug_container_escapes_the_allow_list(model: Any, access
 
 
 def test_the_allow_list_is_checked_against_the_version_the_lab_runs() -> None:
-    from importlib.metadata import version
-
     assert version("lightkube-models").split(".")[:2] == KUBERNETES.split(".")[:2]
 
 
@@ -235,3 +236,14 @@ def test_the_package_carries_the_policies_of_the_repository_and_no_other() -> No
             "cases.yaml",
             "policy.yaml",
         }
+
+
+def test_an_installed_wheel_carries_the_policies_themselves(tmp_path: Path) -> None:
+    """The package names them by links into `policies/`; the wheel must hold the text."""
+    subprocess.run(["uv", "build", "--wheel", "--quiet", "--out-dir", tmp_path, REPOSITORY], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    with zipfile.ZipFile(wheel) as packed:
+        for name in POLICIES:
+            written = (REPOSITORY / "policies" / name / "policy.yaml").read_bytes()
+            assert packed.read(f"breakglass/policies/{name}.yaml") == written
