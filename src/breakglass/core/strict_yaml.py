@@ -1,7 +1,7 @@
 """YAML text to plain values, or one sentence about why not: what people edit by hand is read one way only. Pure; layer 3.
 
 The YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema) without its doubtful spellings: `no`, `017`, `1:30` stay
-text. No tags, anchors or aliases (a bomb has no fuse), no duplicate keys, bounded in bytes and depth. Must never: build an object.
+text. No tags, anchors or aliases (a bomb has no fuse), no duplicate keys; bytes and depth bounded. Must never: build an object.
 """
 
 from __future__ import annotations
