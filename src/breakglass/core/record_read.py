@@ -212,7 +212,7 @@ def whole(out: bytes, inp: bytes, reader: Reader) -> Whole | None:
     if header is None:
         try:
             header = _header(out.partition(b"\n")[0])
-            _input(inp.partition(b"\n")[0] + b"\n", header.sid, number, "")
+            _input(inp[: inp.find(b"\n") + 1], header.sid, number, "")
         except RecordInvalid:
             return None
         prev = w.first_link(header)
