@@ -7,7 +7,7 @@ from pathlib import Path
 
 from breakglass.core.meaning import MEANING
 from breakglass.core.session import OPEN_STATES, TRANSITIONS, Fork, event_word
-from tests.docs import generate_config
+from tests.docs import generate_config, generate_edges
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOTE = "<!-- Made by tests/docs/generate.py; do not edit. -->"
@@ -73,8 +73,10 @@ def session() -> str:
 
 
 PAGES = {
+    DOCS / "reference" / "cli.md": generate_edges.commands,
     DOCS / "reference" / "codes.md": codes,
     DOCS / "reference" / "config.md": generate_config.page,
+    DOCS / "reference" / "http.md": generate_edges.http,
     DOCS / "session.md": session,
 }
 

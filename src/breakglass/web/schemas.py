@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from breakglass.core.facts import AppFacts, PersonFacts
-from breakglass.core.model import Denied, Session, Shell
+from breakglass.core.model import MINUTES_DEFAULT, MINUTES_MAX, MINUTES_MIN, Denied, Session, Shell
 from breakglass.core.words import ended_sentence
 from breakglass.ports import AuditEvent
 
@@ -43,7 +43,7 @@ class AskIn(In):
     reason: str = Field(max_length=8192)
     container: str | None = Field(default=None, max_length=64)
     mode: Literal["live", "copy"] = "live"
-    minutes: int = Field(default=30, ge=0, le=100_000)
+    minutes: int = Field(default=MINUTES_DEFAULT, ge=MINUTES_MIN, le=MINUTES_MAX)
     process_access: bool = False
     break_glass: bool = False
 

@@ -55,7 +55,7 @@ class _ViolationError(Exception):
 
 
 async def stream(socket: WebSocket, sid: str) -> None:
-    """One viewer.
+    """One viewer of a session's shells: refused in HTTP, or upgraded and served until the shell ends.
 
     1. Refuse, still in HTTP: a foreign Origin, a missing protocol or ticket, whatever the service says to the ticket (its
        holder, session, role and Origin are checked there; it is spent by this one look).
