@@ -211,8 +211,8 @@ def test_a_grant_held_by_a_hanging_garbage_collector_still_grants_and_only_loses
         ):
             answer = app.api.ask(ADMIN, "PATCH", where, change, kind=MERGE)
             assert answer.refused == (POLICY, "a grant never changes; end the session and ask for another"), answer
-        for change in ({"metadata": {"finalizers": ["foregroundDeletion", "x.test/y"]}}, {"roleRef": {"name": "debug-copy"}}):
-            assert app.api.ask(ADMIN, "PATCH", where, change, kind=MERGE).status == 422  # nobody may do that to any binding
+        for body in ({"metadata": {"finalizers": ["foregroundDeletion", "x.test/y"]}}, {"roleRef": {"name": "debug-copy"}}):
+            assert app.api.ask(ADMIN, "PATCH", where, body, kind=MERGE).status == 422  # nobody may do that to any binding
 
         assert app.api.ask(ADMIN, "PATCH", where, {"metadata": {"finalizers": None}}, kind=MERGE).ok
         assert app.api.ask(ADMIN, "GET", where).status == 404
