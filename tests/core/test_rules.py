@@ -135,6 +135,14 @@ def test_a_production_cluster_never_passes_for_ground(
     assert code(found) is expected
 
 
+@pytest.mark.parametrize(("label", "words"), [(None, "says no tier."), ("staging", "says a tier there is not (staging).")])
+def test_a_cluster_without_a_tier_is_told_from_one_with_a_wrong_word(label: str | None, words: str):
+    denied = rules.tier(ENVIRONMENT, replace(CLUSTER, labelled_tier=label))
+    assert isinstance(denied, Denied)
+    assert denied.sentence.endswith(words)
+    assert denied.remedy.endswith("tower.hangar/tier=flight")
+
+
 def test_a_tier_conflict_names_all_three_sources():
     denied = rules.tier(replace(ENVIRONMENT, tier=Tier.GROUND), CLUSTER)
     assert isinstance(denied, Denied)
