@@ -287,7 +287,7 @@ def test_output_before_the_first_shell_and_of_a_stranger_pod_is_not_the_shells()
 WHOLE = whole()
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(WHOLE)), st.data())
 def test_no_byte_of_any_file_can_change_unnoticed(name: str, data: st.DataObject) -> None:
     old = WHOLE[name]
@@ -302,6 +302,7 @@ def test_no_byte_of_any_file_can_change_unnoticed(name: str, data: st.DataObject
         assert all(step.result is not Result.HOLDS or step.detail for step in found.steps)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*WHOLE, "case-2.json", "seg-000001.cast.part"]), st.binary(max_size=100)))
 def test_whatever_the_files_are_the_answer_is_a_finding(files: Files) -> None:
     assert not verify(files).consistent
