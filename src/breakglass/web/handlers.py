@@ -29,7 +29,7 @@ T = TypeVar("T")
 _bearer = HTTPBearer(auto_error=False, description="A person's token: `breakglass dev token` in the try profile.")
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -52,7 +52,7 @@ def _nobody() -> Denied:
     )
 
 
-def _not_stopping(request: Request) -> None:
+async def _not_stopping(request: Request) -> None:
     """Nothing new begins in a Tower that was told to stop; what runs is ended and sealed."""
     if request.app.state.stopping:
         raise RefusedError(
