@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,6 @@ class Site:
 
     def token(self, person: str, minutes: int = 60) -> str:
         """A token of the local identity, as `breakglass dev token` prints it."""
-        from datetime import UTC, datetime
-
         ref = entity_ref(person, kind="user")
         return mint(read_key(self.folder / "identity.key"), EntityRef(str(ref)), minutes, datetime.now(tz=UTC))
 
@@ -100,13 +99,13 @@ class Site:
     def answers(self) -> bool:
         """Whether the process answers at all."""
         try:
-            with urllib.request.urlopen(f"{self.url}/healthz", timeout=2) as answer:  # noqa: S310 - our own loopback port
+            with urllib.request.urlopen(f"{self.url}/healthz", timeout=2) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False
 
     def kill(self) -> None:
-        """kill -9."""
+        """End it as `kill -9` does."""
         if self.process is not None and self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         if self.process is not None:
@@ -121,18 +120,18 @@ class Site:
     def ask(self, person: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
         """One API call as this person: status and answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/api/v1{path}", data=data, method=method)  # noqa: S310
+        request = urllib.request.Request(f"{self.url}/api/v1{path}", data=data, method=method)
         request.add_header("Authorization", f"Bearer {self.token(person)}")
         request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=200) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=200) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
             return error.code, json.loads(error.read())
 
 
 def make(cluster: Cluster, folder: Path, **changes: Any) -> Site:
-    """Install policies and rights on the cluster, write keys, catalog, cicd.yaml's repository and `site.yaml` into a new folder."""
+    """Install policies and rights on the cluster; write keys, catalog, cicd.yaml and `site.yaml` into a new folder."""
     folder.mkdir(parents=True, mode=0o700)
     rendered = render(Inputs(tier=Tier(cluster.tier), portal=PORTAL, images=(cluster.debug_image,)))
     with cluster.client() as admin:
