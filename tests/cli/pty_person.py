@@ -83,6 +83,8 @@ class Person:
             raise AssertionError(f"still running; the screen:\n{self.screen.decode(errors='replace')}") from None
         await asyncio.sleep(0)
         self._read_rest()
+        assert b"Traceback" not in self.screen, self.screen.decode(errors="replace")
+        assert b"was destroyed" not in self.screen, self.screen.decode(errors="replace")
         return code
 
     def _read_rest(self) -> None:

@@ -182,7 +182,7 @@ def test_a_token_is_for_a_person(site: Path, capfd: pytest.CaptureFixture[str], 
 def test_the_doctor_names_every_red_line_and_its_fix(site: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--site", str(site), "--json"]) == 1
     found = {check["name"]: check for check in json.loads(capfd.readouterr().out)["checks"]}
-    assert [name for name, check in found.items() if check["ok"] is False] == ["admins", "cicd checkout", "cluster demo"]
+    assert [name for name, check in found.items() if check["ok"] is False] == ["admins", "cluster demo"]
     assert all(check["fix"] for check in found.values() if check["ok"] is False)
     assert found["admins"]["sentence"] == "1 in group:default/tower-admins"
     assert "not locked" in found["vault"]["sentence"]

@@ -172,6 +172,8 @@ async def _answer(deployments: CicdGit, app: AppFacts) -> Sequence[Environment] 
 
 def _cicd(site: Site, app: AppFacts, answer: Sequence[Environment] | str) -> Check:
     name = f"cicd {app.app.rpartition('/')[2]}"
+    if app.cicd is None and app.app not in site.deployments.local:
+        return unknown(name, "names no cicd.yaml (annotation tower.hangar/cicd), so nobody gets a shell there")
     if isinstance(answer, str):
         return red(name, answer, "Until its cicd.yaml can be read nobody gets a shell there; tell its owners.")
     if strangers := sorted({e.cluster for e in answer if site.tier_of(e.cluster) is None}):

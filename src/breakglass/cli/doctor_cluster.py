@@ -197,7 +197,7 @@ async def _namespaces(name: str, site: Site, entry: ClusterEntry, api: Api, envi
         found = await facts.namespace(environment.namespace)
         if (denied := rules.namespace(environment, found, site.protected)) is not None:
             return _denied(f"{name} namespaces", denied)
-    return green(f"{name} namespaces", f"{len(environments)} say themselves whose they are")
+    return green(f"{name} namespaces", f"each of {len(environments)} says itself whose it is")
 
 
 async def _image(name: str, api: Api, image: str) -> Check:

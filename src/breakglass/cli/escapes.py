@@ -24,7 +24,7 @@ HELP = (
     "~?  this help",
     "~t  how much time is left",
     "~e  end the session for good: the record is sealed",
-    "~.  leave: the session goes on for 2 minutes without you, come back with breakglass shell --resume",
+    "~.  leave: the session goes on for 2 minutes without you (--resume comes back)",
     "~~  a ~ for the shell",
     "escapes count only at the start of a line",
 )

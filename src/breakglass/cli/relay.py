@@ -100,12 +100,13 @@ class Relay:
         self._next: int | None = None
         self._acknowledged = 0
         self._sent = self._taken = 0
+        self._broken = False
         self._hello: Hello | None = None
 
     async def run(self) -> Outcome:
         """Until the shell ends, the person leaves, or the connection is lost for good."""
         self._screen.resized = lambda: self._offer(_Resized())
-        self._hello = None
+        self._hello, self._broken = None, False
         helpers = [asyncio.create_task(self._keyboard()), asyncio.create_task(self._paint())]
         staying, leaving = asyncio.create_task(self._stay()), asyncio.create_task(self._leaving.wait())
         try:
@@ -134,6 +135,7 @@ class Relay:
             if not isinstance(got, _Broken):
                 return got
             now = time.monotonic()
+            self._broken = True
             if lost_at is None or self._hello is not before:
                 lost_at, tries = now, 0
                 await self._screen.line(f"connection lost ({got.why}), reconnecting; what you type now is dropped, ~. leaves")
@@ -200,7 +202,8 @@ class Relay:
         else:
             await self._screen.line("connected again")
             while self._screen.interactive and not self._keys.empty():
-                self._keys.get_nowait()
+                self._keys.get_nowait()  # typed before the break was noticed; the screen it was meant for is gone
+        self._broken = False
         self._socket = socket
 
     async def _send(self, socket: AsyncWebSocketSession) -> None:
@@ -277,7 +280,7 @@ class Relay:
             for part in self._escapes.feed(data):
                 if isinstance(part, Escape):
                     await self._escape(part)
-                elif self._socket is not None:
+                elif not self._broken:
                     self._offer(part)
                 elif INTERRUPT in part:
                     self._leaving.set()

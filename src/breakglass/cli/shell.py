@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,34 +151,33 @@ class _Visit:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, interrupted.set)
         try:
-            async for seen in self._follow(interrupted, progress):
-                progress.clear()
-                if seen is None:
-                    if (left := await self._interrupted()) is not None:
-                        return left
+            async with aclosing(self._follow(interrupted, progress)) as looks:
+                async for seen in looks:
+                    progress.clear()
+                    answer = await self._interrupted() if seen is None else self._judge(seen)
+                    if answer is not None:
+                        return answer
                     interrupted.clear()
-                    continue
-                if (answer := self._judge(seen)) is not None:
-                    return answer
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             progress.clear()
         raise AssertionError("a session is followed until it has an answer")
 
-    async def _follow(self, interrupted: asyncio.Event, progress: say.Progress) -> AsyncIterator[Answer | Refused | None]:
+    async def _follow(self, interrupted: asyncio.Event, progress: say.Progress) -> AsyncGenerator[Answer | Refused | None]:
         """The session now and at each change; None at each Ctrl-C. The live line is redrawn every second."""
         version: int | None = None
-        stopping = asyncio.create_task(interrupted.wait())
         while True:
             asking = asyncio.create_task(self._client.get(f"/sessions/{self._sid}", newer_than=version))
-            while not asking.done():
-                if self._seen:
-                    progress.show(_waiting(self._seen))
-                await asyncio.wait({asking, stopping}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                if stopping.done():
-                    yield None
-                    stopping = asyncio.create_task(interrupted.wait())
-            seen = asking.result()
+            try:
+                while not asking.done():
+                    if self._seen:
+                        progress.show(_waiting(self._seen))
+                    await _first_of(asking, interrupted, seconds=1.0)
+                    if interrupted.is_set():
+                        yield None
+            finally:
+                asking.cancel()
+            seen = await asking
             if not isinstance(seen, Refused):
                 if not self._seen and seen["session"]["state"] == "requested":
                     _asked(seen)
@@ -323,6 +322,15 @@ class _Visit:
     def _refused(self, refused: Refused) -> Exit:
         say.refusal(refused, as_json=self._wanted.as_json)
         return Exit.REFUSED
+
+
+async def _first_of(task: asyncio.Task[Any], event: asyncio.Event, *, seconds: float) -> None:
+    """Wait for one of them, at most so long; neither is touched."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 @asynccontextmanager
