@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 
 from breakglass.core import record as codec
-from breakglass.core.record import End, Kind, Lines, Typed, Writer
+from breakglass.core.record import End, Kind, Lines, Seal, Typed, Writer
 from breakglass.spool_files import (
     RecorderFailed,
     RecordSummary,
@@ -116,6 +117,8 @@ class Disk(threading.Thread):
         self._lock = -1
         self._spent = 0
         self._over = False
+        self._sealed: Seal | None = None
+        self._named: list[SealedSegment] = []
 
     def run(self) -> None:
         """Open, commit until the end, a fault or the loop's word; let go of everything."""
@@ -123,11 +126,11 @@ class Disk(threading.Thread):
             self._open()
             self._tell(self._news.opened)
             while not (self.stopped or self._over):
-                calls = self._gather()
-                done = self._commit(calls)
+                done = self._commit(self._gather())
                 self._tell(self._news.answered, done)
-                if not self._over and self._writer.due(self._micros()):
-                    self._cut(None)
+                self._cut_when_due()
+                self._turn()
+                self._settle()
         except RecorderFailed as failed:
             self._tell(self._news.failed, failed)
         except OSError as error:
@@ -158,37 +161,38 @@ class Disk(threading.Thread):
         return calls
 
     def _commit(self, calls: list[Call]) -> list[Call]:
-        """1. Turn each call into lines, in order; a segment that becomes full in between is cut. 2. Write and fsync both lanes.
-        3. Only then may the loop answer these calls; only `output` and `flush` are given bytes.
+        """1. Turn each call into lines, in order; a segment that becomes full in between is cut. 2. Write and fsync both lanes,
+        and the names of files begun meanwhile. 3. Only then may the loop answer these calls; only `output` and `flush` are
+        given bytes. A segment that is full at the end gets its name after that: its bytes are durable under either.
         """
         for index, call in enumerate(calls):
             match call.what:  # (1)
                 case What.OUTPUT:
                     for piece in codec.pieces(call.data):
-                        self._lines(self._writer.output(piece, call.at_us))
+                        self._lines(partial(self._writer.output, piece), call.at_us)
                 case What.INPUT:
                     self._take_input(call)
                 case What.FLUSH:
-                    self._lines(self._writer.flush(call.at_us))
+                    self._lines(self._writer.flush, call.at_us)
                 case What.EVENT:
-                    if call.event is not None:
-                        self._lines(call.event(call.at_us))
+                    self._lines(call.event or self._writer.flush, call.at_us)
                 case What.END:
-                    self._lines(self._writer.flush(call.at_us))
-                    self._cut(End(reason=call.reason, cut=False))
+                    self._end(call)
                     return calls[: index + 1]  # what came behind the end is not in the record, and is told so
             if call.what in {What.OUTPUT, What.FLUSH}:
                 call.covered, self.owed = b"".join(self.owed), []
         self._seal_typed()
         self._write()  # (2)
+        self._settle()
         return calls  # (3)
 
-    def _lines(self, lines: Lines) -> None:
+    def _lines(self, write: Callable[[int], Lines], at_us: int) -> None:
+        self._turn()
+        lines = write(at_us)
         self._buffers[0].append(lines.out)
         if lines.covered:
             self.owed.append(lines.covered)
-        if self._writer.due(self._micros()):
-            self._cut(None)
+        self._cut_when_due()
 
     def _take_input(self, call: Call) -> None:
         for piece in codec.pieces(call.data):
@@ -196,12 +200,25 @@ class Disk(threading.Thread):
             self._typed_size += codec.ENTRY.size + len(piece)
             if self._typed_size >= codec.PIECE_MAX:
                 self._seal_typed()
-                if self._writer.due(self._micros()):
-                    self._cut(None)
+                self._cut_when_due()
+
+    def _end(self, call: Call) -> None:
+        self._lines(self._writer.flush, call.at_us)
+        self._seal_typed()
+        self._turn()
+        end = End(reason=call.reason, cut=False)
+        seal = self._seal(end)
+        self._over = True
+        self._turn()
+        self._settle()
+        (self._directory / "ballast").unlink(missing_ok=True)
+        found = summary(self._directory, seal.number, seal.chain, self._writer.output_bytes, end)
+        self._tell(self._news.ended, found)
 
     def _seal_typed(self) -> None:
         """One AEAD record for what was typed since the last."""
         if self._typed:
+            self._turn()
             self._buffers[1].append(self._writer.input(self._typed))
             self._typed, self._typed_size = [], 0
 
@@ -214,6 +231,8 @@ class Disk(threading.Thread):
         out, inp = (b"".join(buffer) for buffer in self._buffers)
         sync = bool(inp) or self._writer.number == 1, bool(out) or bool(seal) or self._writer.number == 1
         self._buffers = ([], [])
+        if self._sealed is not None:
+            return
         for lane, more, must in ((1, inp, sync[0]), (0, out + seal, sync[1])):
             data = self._heads[lane] + more
             if not data or not (must or seal):
@@ -226,26 +245,40 @@ class Disk(threading.Thread):
             if must:
                 os.fdatasync(self._fds[lane])
 
-    def _cut(self, end: End | None) -> None:
-        """Seal the open segment and begin the next, or end: what is written, the seal behind it, names, one fsync each."""
+    def _cut_when_due(self) -> None:
+        if self._sealed is None and self._writer.due(self._micros()):
+            self._seal(None)
+
+    def _seal(self, end: End | None) -> Seal:
+        """The open segment's last line; with all before it durable on return, in one fsync. Its files are let go by `_turn`."""
         self._seal_typed()
         line, seal = self._writer.seal(end)
         self._write(seal=line)
+        self._sealed = seal
+        return seal
+
+    def _turn(self) -> None:
+        """Give a sealed segment its names and begin the next, unless that was the end. Durable after `_settle`."""
+        seal, self._sealed = self._sealed, None
+        if seal is None:
+            return
         for fd in self._fds:
             os.close(fd)
         self._fds = []
         paths = names(self._directory, seal.number)
         for path in reversed(paths):  # the output object last: it has the seal
             part(path).rename(path)
-        if end is None:
+        self._named.append(SealedSegment(number=seal.number, paths=paths, seal=seal))
+        if not self._over:
             self._begin()
-        self._over = end is not None
-        sync_directory(self._directory)
-        self._tell(self._news.sealed, SealedSegment(number=seal.number, paths=paths, seal=seal))
-        if end is not None:
-            (self._directory / "ballast").unlink(missing_ok=True)
-            found = summary(self._directory, seal.number, seal.chain, self._writer.output_bytes, end)
-            self._tell(self._news.ended, found)
+
+    def _settle(self) -> None:
+        """One fsync for all names given and files begun since the last."""
+        if self._named:
+            sync_directory(self._directory)
+            for segment in self._named:
+                self._tell(self._news.sealed, segment)
+            self._named = []
 
     def _open(self) -> None:
         self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
