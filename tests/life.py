@@ -185,7 +185,11 @@ class Life:
                 task.cancel()
         self.running.shell_over = _dead  # type: ignore[method-assign]
         self.running.close = _dead  # type: ignore[method-assign,assignment]
-        await asyncio.sleep(0.1)
+        for held in self.running._held.values():  # the kernel would take the files away, and the thread with them
+            disk = held.recorder._disk
+            disk.stopped = True
+            disk.calls.put(None)
+            disk.join()
 
     def reborn(self) -> Life:
         """The next process: the same world, store, vault and disk, an empty memory."""
