@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from breakglass.cli import say
 from breakglass.cli.codes import Exit, UsageError
-from breakglass.cli.wiring import Wired, wired
+from breakglass.cli.wiring import Wire, Wired, wired
 from breakglass.config import ConfigError, Site, read_site
 from breakglass.ports import PortError
 from breakglass.web.app import create_app
@@ -42,7 +42,7 @@ def serve(site_file: Path, *, dev: bool) -> Exit:
         say.line(f"WARNING {warning}")
     _logs()
     try:
-        return asyncio.run(_serve(site, dev=dev))
+        return asyncio.run(run(site, dev=dev))
     except PortError as error:
         say.line(str(error))
         return Exit.WRONG
@@ -56,11 +56,13 @@ def load(site_file: Path) -> Site:
         raise UsageError(str(error)) from None
 
 
-async def _serve(site: Site, *, dev: bool) -> Exit:
-    """1. Everything is wired, and the vault takes records. 2. The port is ours. 3. The reaper takes up what an earlier process
+async def run(site: Site, *, dev: bool, wire: Wire = wired) -> Exit:
+    """Tower as `wire` composes it, until a signal.
+
+    1. Everything is wired, and the vault takes records. 2. The port is ours. 3. The reaper takes up what an earlier process
     left; then people are let in. 4. Until a signal.
     """
-    async with wired(site, dev=dev) as parts:
+    async with wire(site, dev=dev) as parts:
         probe = await parts.tower.vault.probe()  # (1)
         if not probe.usable:
             say.line(f"the vault takes no records, so there can be no sessions: {probe.sentence}")

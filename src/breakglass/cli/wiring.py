@@ -9,9 +9,10 @@ import contextlib
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -49,6 +50,14 @@ class Wired:
     reaper: Reaper
 
 
+class Wire(Protocol):
+    """How a Tower is put together: `wired`, or a test's own."""
+
+    def __call__(self, site: Site, *, dev: bool) -> AbstractAsyncContextManager[Wired]:
+        """Everything connected until the block ends."""
+        ...
+
+
 @asynccontextmanager
 async def wired(site: Site, *, dev: bool) -> AsyncIterator[Wired]:
     """Tower as the site decides it, until the block ends. `PortError` when something it stands on is not there.
@@ -81,10 +90,11 @@ async def wired(site: Site, *, dev: bool) -> AsyncIterator[Wired]:
             deployments=deployments,
             notifier=_notifier(site, stack),
         )
-        yield _orchestrated(tower)  # (3)
+        yield orchestrated(tower)  # (3)
 
 
-def _orchestrated(tower: Tower) -> Wired:
+def orchestrated(tower: Tower) -> Wired:
+    """The orchestration over these ports, connected and not yet started."""
     rows = Rows(tower.store, tower.clock.now)
     judge = Judge(tower)
     notices = Notices(tower, judge)
