@@ -88,7 +88,8 @@ def _cancel_all(loop: VirtualLoop) -> None:
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    if left:  # gathering nothing would ask for a loop that is not there
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 async def until(true: Callable[[], bool], seconds: float = 7200) -> None:

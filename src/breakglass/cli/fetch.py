@@ -28,7 +28,7 @@ async def fetch(client: Client, sid: str, into: Path, *, inputs: bool) -> Refuse
             raise UnreachableError("the server lists an object whose name is not one of a record's")
         if name.endswith(".in") and not inputs:
             continue
-        progress.show(f"reading the record: {number} of {len(listing['objects'])} objects")
+        progress.show(f"reading the record, {len(listing['objects'])} objects", f": {number}")
         data = await client.raw(f"/sessions/{listing['sid']}/record/{name}")
         if isinstance(data, Refused):
             if name.endswith(".in") and data.status == 403:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -134,7 +133,7 @@ class Relay:
                 got = _Broken(why=str(error))
             if not isinstance(got, _Broken):
                 return got
-            now = time.monotonic()
+            now = asyncio.get_running_loop().time()
             self._broken = True
             if lost_at is None or self._hello is not before:
                 lost_at, tries = now, 0

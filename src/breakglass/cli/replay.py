@@ -5,6 +5,7 @@ Layer 7's eyes. Must never: write a byte of a record to a terminal unfiltered, o
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from breakglass.cli import say
 from breakglass.cli.client import Client, Refused
 from breakglass.cli.codes import Exit, UsageError
 from breakglass.cli.fetch import fetch
-from breakglass.cli.options import server_options, with_client
+from breakglass.cli.options import json_option, server_options, with_client
 from breakglass.cli.say import voice
 from breakglass.core.record import segment_name
 from breakglass.core.record_read import OBJECT_MAX, Event, Reader, RecordInvalid
@@ -36,10 +37,20 @@ _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
     "--idle-limit", type=click.FloatRange(0.0, 3600), default=2.0, show_default=True, help="Seconds; longer pauses are cut to it."
 )
 @click.option("--text", is_flag=True, help="All of it at once: no pauses, no colours, no cursor moves.")
+@json_option
 @server_options
-def replay(record: str, speed: float, idle_limit: float, url: str | None, token_file: Path | None, *, text: bool) -> Exit:
+def replay(
+    record: str,
+    speed: float,
+    idle_limit: float,
+    url: str | None,
+    token_file: Path | None,
+    *,
+    text: bool,
+    as_json: bool,
+) -> Exit:
     """Play the record of a session: from the server (an audit event), or from a directory with its objects."""
-    show = _as_text if text else lambda events: _play(events, speed, idle_limit)
+    show = _as_json if as_json else _as_text if text else lambda events: _play(events, speed, idle_limit)
     if Path(record).is_dir():
         return _shown(Path(record), show)
     with tempfile.TemporaryDirectory(prefix="breakglass-replay-") as directory:
@@ -47,7 +58,7 @@ def replay(record: str, speed: float, idle_limit: float, url: str | None, token_
         async def use(client: Client) -> Exit:
             refused = await fetch(client, record, Path(directory), inputs=False)
             if isinstance(refused, Refused):
-                say.refusal(refused)
+                say.refusal(refused, as_json=as_json)
                 return Exit.REFUSED
             return Exit.DONE
 
@@ -115,6 +126,19 @@ def _as_text(events: Iterator[Event]) -> None:
         elif event.code == "m":
             _write(f"\ntower: {escape_field(event.text)}\n".encode())
     _write(_plain(screen.close()) + b"\n")
+
+
+def _as_json(events: Iterator[Event]) -> None:
+    """One document: output as base64, exact; times in microseconds since the record began."""
+    found = [
+        {
+            "at_us": event.at_us,
+            "code": event.code,
+            **({"data": base64.b64encode(event.data).decode()} if event.code == "o" else {"text": event.text}),
+        }
+        for event in events
+    ]
+    say.document({"events": found})
 
 
 def _plain(shown: bytes) -> bytes:

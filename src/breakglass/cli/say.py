@@ -69,9 +69,9 @@ class Progress:
         self._said = ""
         self._shown = False
 
-    def show(self, what: str) -> None:
-        """Say what is waited for now; call again as often as wanted."""
-        words = escape_field(what)
+    def show(self, what: str, done: str = "") -> None:
+        """Say what is waited for now; call again as often as wanted. `done` says how far it is, on a live line only."""
+        words = escape_field(f"{what}{done}" if self._live else what)
         if self._live:
             elapsed = int(time.monotonic() - self._since)
             sys.stderr.write(f"\r\x1b[2Ktower: {words} ({elapsed // 60}:{elapsed % 60:02d})")

@@ -15,6 +15,8 @@ PONG_SECONDS = 20.0
 MESSAGE_MAX = (64 << 10) + 1024
 """Bytes of one WebSocket message; a larger one is closed with 1009 by the protocol itself. `stream.py` says the exact limit."""
 DRAIN_SECONDS = 10
+KEEP_SECONDS = 75
+"""An idle connection is kept longer than any client or proxy of ours keeps one, so that nobody sends into a closing one."""
 
 
 def server(
@@ -42,6 +44,7 @@ def server(
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_SECONDS,
             date_header=True,
             proxy_headers=False,
             timeout_graceful_shutdown=drain_seconds,
