@@ -228,20 +228,20 @@ class Disk(threading.Thread):
         A lane's first lines wait for something to follow them (but for segment 1's, all that a record hangs on): without it
         they can be made again from the segment's number, and cost no fsync of their own.
         """
-        out, inp = (b"".join(buffer) for buffer in self._buffers)
-        sync = bool(inp) or self._writer.number == 1, bool(out) or bool(seal) or self._writer.number == 1
+        out, inp = self._buffers
         self._buffers = ([], [])
         if self._sealed is not None:
             return
-        for lane, more, must in ((1, inp, sync[0]), (0, out + seal, sync[1])):
-            data = self._heads[lane] + more
-            if not data or not (must or seal):
+        first = self._writer.number == 1
+        for lane, lines, must in ((1, inp, first or bool(inp)), (0, [*out, seal], first or bool(seal) or any(out))):
+            parts = [line for line in (self._heads[lane], *lines) if line]
+            if not parts or not (must or seal):
                 continue
             self._heads[lane] = b""
-            self._spent += len(data)
+            self._spent += sum(map(len, parts))
             if self._spent > self._limits.record_bytes:
                 raise RecorderFailed(SpoolFault.FULL, "the record has reached the size a session may have")
-            write_all(self._fds[lane], data)
+            write_all(self._fds[lane], *parts)
             if must:
                 os.fdatasync(self._fds[lane])
 

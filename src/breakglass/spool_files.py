@@ -16,6 +16,8 @@ from breakglass.core import record as codec
 from breakglass.core.record import End, Seal
 from breakglass.core.record_read import OBJECT_MAX, Fault, Reader, RecordInvalid, whole
 
+IOV_MAX = 1024
+"""Pieces that one `writev` takes (POSIX guarantees 16, Linux has 1024)."""
 BALLAST_BYTES = 64 << 10
 """Kept on the disk of each live record and let go when it is full: room for the last seal."""
 
@@ -207,11 +209,14 @@ def named(error: OSError) -> RecorderFailed:
     return RecorderFailed(SpoolFault.IO, f"the spool cannot be written ({os.strerror(error.errno or errno.EIO)})")
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, *parts: bytes) -> None:
     """All of it, however little the system takes at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    for at in range(0, len(parts), IOV_MAX):
+        some = parts[at : at + IOV_MAX]
+        done = os.writev(fd, some)
+        rest = memoryview(b"" if done == sum(map(len, some)) else b"".join(some)[done:])
+        while rest:
+            rest = rest[os.write(fd, rest) :]
 
 
 def sync_directory(directory: Path) -> None:
