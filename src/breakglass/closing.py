@@ -71,16 +71,20 @@ async def close_shell(cluster: Cluster, session: Session, shell: Shell) -> Undon
 
 _UNSEEN = DebugContainerFacts(name="", running=False)
 """Not seen to end in time; told from None, which is: the pod is gone, and the shell with it."""
+_NEVER = DebugContainerFacts(name="", running=False)
+"""The pod never had it: nothing to end, but the mark may be there already."""
 
 
 async def _terminated(cluster: Cluster, session: Session, shell: Shell) -> DebugContainerFacts | None:
-    """The debug container's end, None when its pod is gone or never had it, `_UNSEEN` after 10 s."""
+    """The debug container's end, None when its pod is gone, `_NEVER` when it is there without it, `_UNSEEN` after 10 s."""
     namespace, pod, uid = _pod(session, shell)
     try:
         async with asyncio.timeout(TERMINATED_SECONDS):
             facts = await cluster.facts.pod(namespace, pod)
-            if facts is None or facts.uid != uid or not any(c.name == shell.container for c in facts.debug_containers):
+            if facts is None or facts.uid != uid:
                 return None
+            if not any(c.name == shell.container for c in facts.debug_containers):
+                return _NEVER
             async for seen in cluster.workloads.watch(namespace, pod, uid, shell.container):
                 if seen is None or seen.terminated_at is not None:
                     return seen
