@@ -121,7 +121,7 @@ _WEBSOCKET = (
 
 def commands() -> str:
     """`docs/reference/cli.md`."""
-    context = click.Context(cli, info_name="breakglass")
+    context = click.Context(cli, info_name="breakglass", terminal_width=110)
     lines = [
         NOTE,
         "# Command line",
