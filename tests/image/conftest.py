@@ -1,0 +1,5 @@
+"""What these tests share."""
+
+from tests.image.running import alive, run
+
+__all__ = ["alive", "run"]
