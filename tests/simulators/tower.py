@@ -38,7 +38,7 @@ class ListeningTower:
 
     def cut(self) -> None:
         for connection in list(self._server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()
 
     def stop(self) -> None:
         """Die: nothing answers any more."""

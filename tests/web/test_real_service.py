@@ -85,7 +85,8 @@ async def test_the_whole_way_over_http_ends_in_a_record_that_verifies(tmp_path: 
     session = await edge.sealed()
     sid = session["sid"]
     listed = (await edge.call("carla", "GET", f"/sessions/{sid}/record")).json()
-    objects = {each["key"]: (await edge.call("carla", "GET", f"/sessions/{sid}/record/{each['key']}")).content for each in listed["objects"]}
+    keys = [each["key"] for each in listed["objects"]]
+    objects = {key: (await edge.call("carla", "GET", f"/sessions/{sid}/record/{key}")).content for key in keys}
     found = verify(objects)
     assert found.consistent, found.steps
     assert found.sid == sid
