@@ -45,10 +45,6 @@ class ListeningTower:
         self._server.should_exit = self._server.force_exit = True
         self.cut()
 
-    @property
-    def connections(self) -> int:
-        return len(self._server.server_state.connections)
-
 
 @contextlib.asynccontextmanager
 async def listening(

@@ -153,10 +153,6 @@ class Screen:
             self._at_line_start = True
         await asyncio.to_thread(_write_all, 2, f"{begin}tower: {escape_field(text)}{end}".encode())
 
-    def forget_modes(self) -> bytes:
-        """What resets the modes a lost shell left on, before the next one starts."""
-        return self._modes.reset()
-
 
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)

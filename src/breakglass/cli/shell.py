@@ -23,7 +23,6 @@ from breakglass.cli.options import json_option, server_options, with_client
 from breakglass.cli.rawtty import Screen, ending_signals
 from breakglass.cli.relay import Hello, Left, Lost, Outcome, Over, Relay
 
-OPEN_STATES = frozenset({"requested", "approved", "opening", "active", "disconnected", "shell_closing"})
 BY_YOU = frozenset({"ended_by_requester", "shell_exited"})
 
 
