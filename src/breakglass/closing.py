@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from breakglass.core.facts import DebugContainerFacts
+from breakglass.core.facts import DebugContainerFacts, PodFacts
 from breakglass.core.model import AfterProcessAccess, Flag, Session, Shell
 from breakglass.ports import Cluster, PortError, Trouble
 
@@ -95,13 +95,28 @@ async def _terminated(cluster: Cluster, session: Session, shell: Shell) -> Debug
 
 async def _process_access_over(cluster: Cluster, session: Session, shell: Shell) -> set[Flag]:
     flags: set[Flag] = set()
-    if await _try(lambda: cluster.workloads.annotate(*_pod(session, shell), None)) is not None:
+
+    async def left(what: Callable[[PodFacts], bool]) -> bool:
+        """Whether what a failed step should have undone is there; in doubt it is. A close that is repeated after its grant
+        has gone is refused what it did before, and one of an open that came to no grant what it need not do.
+        """
+        namespace, name, uid = _pod(session, shell)
+        try:
+            async with asyncio.timeout(TRY_SECONDS):
+                pod = await cluster.facts.pod(namespace, name)
+        except (TimeoutError, PortError):
+            return True
+        return pod is not None and pod.uid == uid and what(pod)
+
+    why = await _try(lambda: cluster.workloads.annotate(*_pod(session, shell), None))
+    if why is not None and await left(lambda pod: pod.process_access == session.sid):
         flags.add(Flag.ANNOTATION_LEFT)
     if shell.active_at is None:
         return flags
     if session.request.after_process_access is AfterProcessAccess.KEEP:
-        flags.add(Flag.TAINTED)
-    elif await _try(lambda: cluster.workloads.delete_pod(*_pod(session, shell), grace_seconds=None)) is not None:
+        return flags | {Flag.TAINTED}
+    why = await _try(lambda: cluster.workloads.delete_pod(*_pod(session, shell), grace_seconds=None))
+    if why is not None and await left(lambda pod: not pod.terminating):
         flags |= {Flag.POD_NOT_RECYCLED, Flag.TAINTED}
     return flags
 
