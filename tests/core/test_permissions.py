@@ -75,6 +75,13 @@ def test_an_admin_who_owns_nothing_is_told_to_break_the_glass():
     assert "--break-glass" in denied.remedy
 
 
+def test_an_outsider_is_not_told_to_break_what_only_admins_may_break():
+    for relations in (NOTHING, AUDITOR):
+        denied = builtin(relations, Permission.REQUEST)
+        assert denied is not None
+        assert denied.remedy == "Ask one of them. Who owns the app stands in the catalog."
+
+
 def test_permissions_stay_in_alphabetical_order():
     names = [permission.name for permission in Permission]
     assert names == sorted(names)
