@@ -101,8 +101,10 @@ async def test_two_minutes_without_a_viewer_end_it_and_a_reload_within_them_does
     await first.types("hello\r", sees=b"yourself")
     await first.leaves()
     life.cluster.supervisor(f"debug-{session.sid}-1").print(b"while you were away\r\n")
+    await life.reaches(session, State.DISCONNECTED)
     await asyncio.sleep(110)
     second = await life.seat(session, offset=len(first.saw))
+    await life.reaches(session, State.ACTIVE)
     await until(lambda: b"while you were away" in second.saw)
     assert second.ended is None
     await second.leaves()

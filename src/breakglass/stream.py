@@ -70,6 +70,7 @@ class Stream:
     _taken: int = 0
     _pong: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: asyncio.Event = field(default_factory=asyncio.Event)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
     _exit: ShellEnd | None = None
 
     async def run(self) -> ShellEnd:
@@ -86,6 +87,7 @@ class Stream:
             self._commands(),
             self._pings(),
             self._clock(),
+            self._viewers(),
             self._watches(),
             self._rechecks(),
             self._stops(),
@@ -247,6 +249,17 @@ class Stream:
         there = self.live.driver is not None
         self.times = expiry.viewed(self.times, there=there, now=self.clock.monotonic())
         self._timers.set()
+        self._moved.set()
+
+    async def _viewers(self) -> None:
+        """Have it written down when the person leaves and when they come back."""
+        there = True
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            if there is not (self.live.driver is not None):
+                there = not there
+                await self.viewer(there)
 
     async def _watches(self) -> None:
         async for seen in self.container():
