@@ -175,7 +175,7 @@ class Standing:
         assert self.grants() == []
         assert self.marked() == {}
         assert self.running(sid) == []
-        assert not (self.site.state / "spool" / sid).exists()
+        until("the local copy is deleted", lambda: not (self.site.state / "spool" / sid).exists(), 5)
 
 
 class Seat:

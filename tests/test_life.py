@@ -438,3 +438,20 @@ async def test_after_towers_death_everything_is_undone_and_the_record_is_sealed_
     assert over.sealed.cut
     assert again.recorded(session).startswith(saw)
     assert again.cluster.grants == {}
+
+
+@in_virtual_time
+async def test_the_copy_of_a_locked_record_that_a_crash_left_on_the_disk_is_deleted_and_no_other(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    session = await life.approved()
+    await life.opened(session)
+    await life.service.end(life.actor("ana"), session.sid)
+    await life.reaches(session, State.SEALED)
+    left, unknown = tmp_path / "spool" / session.sid, tmp_path / "spool" / "aaaaaaaaaa"
+    left.mkdir()
+    (left / "seg-000001.cast").touch()
+    unknown.mkdir()
+    await life.die()
+    life.reborn()
+    await until(lambda: not left.exists())
+    assert unknown.exists()

@@ -6,6 +6,7 @@ Must never: make a grant, decide who may, or do anything that `running.close` do
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Coroutine
 
 import structlog
@@ -28,6 +29,7 @@ STUCK_SECONDS = 30.0
 LIVED_HERE = frozenset({State.OPENING, State.ACTIVE, State.DISCONNECTED, State.SHELL_CLOSING})
 UNFINISHED = frozenset({State.CLOSING, State.STUCK})
 WAITING = frozenset({State.REQUESTED, State.APPROVED})
+LOCKED = frozenset({State.SEALED, State.ACCOUNT_DUE, State.REVIEW_DUE, State.REVIEWED})
 
 
 class Reaper:
@@ -55,6 +57,7 @@ class Reaper:
     async def tick(self) -> None:
         """1. Sessions whose process died, or whose end could not be written down: end them. 2. Unfinished closes: go on.
         3. Time is up: expire. 4. Unanswered: remind. 5. A grant that no running session accounts for is deleted, and said.
+        6. The local copy of a record that is locked is deleted; a crash right behind the seal left it.
 
         Each session is closed in a task of its own: a cluster that does not answer holds up nobody else's close.
         """
@@ -72,6 +75,7 @@ class Reaper:
         if self._ticks % SWEEP_TICKS == 0:
             for cluster in self._tower.clusters.values():
                 await self._sweep(cluster)  # (5)
+            await self._let_go()  # (6)
         self._ticks += 1
 
     def _once(self, session: Session, work: Coroutine[None, None, State]) -> None:
@@ -112,6 +116,14 @@ class Reaper:
                 await cluster.grants.delete(grant.namespace, Sid(grant.sid))
             except PortError as error:
                 log.error("it could not be deleted", sid=grant.sid, error=str(error))
+
+    async def _let_go(self) -> None:
+        spool = self._tower.settings.spool
+        there = await asyncio.to_thread(lambda: [path.name for path in spool.iterdir()] if spool.is_dir() else [])
+        for sid in filter(is_sid, there):
+            session = await self._tower.store.load(sid)
+            if session is not None and session.sealed is not None and session.state in LOCKED:
+                await asyncio.to_thread(shutil.rmtree, spool / sid, ignore_errors=True)
 
     async def _expire(self, session: Session) -> None:
         now = self._tower.clock.now()
