@@ -321,6 +321,7 @@ async def test_an_input_object_without_input_lost_by_a_power_cut_is_made_again(t
     live = await start(tmp_path / SID)
     await live.output(b"a" * 262_144)
     await live.output(b"b" * 262_144)
+    await live.marker("answered, so the second segment has its name")
     copy = crashed(tmp_path / SID, tmp_path / "crash")
     whole = await live.end("idle")
     (copy / "seg-000002.in").write_bytes(b"")

@@ -306,6 +306,13 @@ async def test_a_record_somebody_still_writes_is_not_recovered(tmp_path: Path) -
     assert (await recorder.end("idle")).output_bytes == 1
 
 
+async def test_the_room_kept_for_the_last_seal_is_let_go_first(memory: Path) -> None:
+    story = await tell(memory, STEPS)
+    assert (story.directory / "ballast").stat().st_size == spool_files.BALLAST_BYTES
+    recover(story.directory)
+    assert not (story.directory / "ballast").exists()
+
+
 def test_nothing_there_is_an_empty_record_and_no_error(tmp_path: Path) -> None:
     assert recover(tmp_path / "never").segments == 0
     (tmp_path / "empty").mkdir()

@@ -190,6 +190,10 @@ def shell(**fields: object) -> Change:
     return lambda files: again(files, "manifest.json", lambda value: value["shells"][0].update(fields))
 
 
+def listed(at: int, **fields: object) -> Change:
+    return lambda files: again(files, "manifest.json", lambda value: value["objects"][at].update(fields))
+
+
 def other_session(files: Files) -> Files:
     """Segment 2 of another session in the place of ours."""
     other = session(machine.new(replace(b.REQUEST, sid=Sid("zzzzzzzzzz")), b.NOW), machine.Approve(at=b.NOW, approver=b.BEN,
@@ -222,6 +226,13 @@ TAMPERED: list[tuple[Change, dict[int, Failure | Fault]]] = [
     (lambda files: {**files, "seg-000002.in": files["seg-000003.in"]}, {3: Fault.IN_DIGEST, 5: Failure.OBJECT_DIFFERS}),
     (flip("seg-000002.in"), {3: Fault.IN_DIGEST, 5: Failure.OBJECT_DIFFERS}),
     (other_session, {3: Fault.LINK, 5: Failure.OBJECT_DIFFERS}),
+    (listed(0, bytes=1), {5: Failure.OBJECT_DIFFERS}),
+    (listed(0, sha256="0" * 64), {5: Failure.OBJECT_DIFFERS}),
+    (listed(0, sha256="F" * 64), {1: Failure.MANIFEST_INVALID}),
+    (listed(0, bytes="1"), {1: Failure.MANIFEST_INVALID}),
+    (listed(0, key="sessions/abcdefghij/seg-000001.in"), {2: Failure.MANIFEST_INVALID, 5: Failure.OBJECT_DIFFERS}),
+    (listed(0, key="sessions/zzzzzzzzzz/case-1.json"), {2: Failure.MANIFEST_INVALID}),
+    (listed(0, key="sessions/abcdefghij/../../case-1.json"), {2: Failure.MANIFEST_INVALID}),
     (inside("manifest.json", "record", chain="0" * 64), {6: Failure.RECORD_DIFFERS}),
     (inside("manifest.json", "record", segments=2), {6: Failure.RECORD_DIFFERS}),
     (inside("manifest.json", "record", output_bytes=1), {6: Failure.RECORD_DIFFERS}),
@@ -271,6 +282,10 @@ def test_the_shells_user_can_cast_doubt_and_not_break_the_record() -> None:
     assert found.steps[9].code is Failure.SUPERVISOR_DIFFERS
     assert found.consistent
     assert found.steps[9].sentence not in found.proved
+
+
+def test_a_supervisor_killed_before_its_last_word_vouches_for_what_it_saw_until_then() -> None:
+    assert verify(whole(session(witness=words(b"".join(OUTPUT)[:7])))).steps[9].result is Result.HOLDS
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"out_bytes":true,"out_sha256":""}', words(b"x" * 10_000)])
