@@ -290,7 +290,8 @@ def test_a_supervisor_killed_before_its_last_word_vouches_for_what_it_saw_until_
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"out_bytes":true,"out_sha256":""}', words(b"x" * 10_000)])
 def test_a_supervisor_that_said_nothing_usable_is_not_looked_at(text: str) -> None:
-    assert verify(whole(session(witness=text))).steps[9].result is Result.NOT_LOOKED_AT
+    step = verify(whole(session(witness=text))).steps[9]
+    assert (step.result, step.detail) == (Result.NOT_LOOKED_AT, "it left no digest of output that came through whole")
 
 
 def test_output_before_the_first_shell_and_of_a_stranger_pod_is_not_the_shells() -> None:

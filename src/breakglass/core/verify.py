@@ -379,10 +379,10 @@ class _Looking:
                     doubt=True,
                 )
             compared += 1
-        if compared < len(self._shown) or not compared:
-            raise _NotLookedError(
-                f"for {compared} of {len(self._shown)} shells it left a digest of output that came through; those agree"
-            )
+        if not compared:
+            raise _NotLookedError("it left no digest of output that came through whole")
+        if compared < len(self._shown):
+            raise _NotLookedError(f"its digests agree for {compared} of {len(self._shown)} shells; for the others it left none")
         return f"{compared} shells"
 
     def _inputs_looked_at(self) -> str:
