@@ -7,6 +7,7 @@ Must never: create a grant, or report as done what was not seen done.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from breakglass.core.model import AfterProcessAccess, Flag, Session, Shell
 from breakglass.ports import Cluster, PortError, Trouble
 
 TERMINATED_SECONDS = 10
+LOOK_AGAIN_SECONDS = 0.2
 TRIES = 5
 TRY_SECONDS = 15
 
@@ -76,20 +78,30 @@ _NEVER = DebugContainerFacts(name="", running=False)
 
 
 async def _terminated(cluster: Cluster, session: Session, shell: Shell) -> DebugContainerFacts | None:
-    """The debug container's end, None when its pod is gone, `_NEVER` when it is there without it, `_UNSEEN` after 10 s."""
-    namespace, pod, uid = _pod(session, shell)
-    try:
+    """The debug container's end, None when its pod is gone, `_NEVER` when it is there without it, `_UNSEEN` after 10 s.
+
+    An API server that does not answer meanwhile is asked again: nobody's pod is deleted because it restarts.
+    """
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(TERMINATED_SECONDS):
-            facts = await cluster.facts.pod(namespace, pod)
-            if facts is None or facts.uid != uid:
-                return None
-            if not any(c.name == shell.container for c in facts.debug_containers):
-                return _NEVER
-            async for seen in cluster.workloads.watch(namespace, pod, uid, shell.container):
-                if seen is None or seen.terminated_at is not None:
-                    return seen
-    except (TimeoutError, PortError):
-        pass
+            while True:
+                try:
+                    return await _end(cluster, session, shell)
+                except PortError:
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+    return _UNSEEN
+
+
+async def _end(cluster: Cluster, session: Session, shell: Shell) -> DebugContainerFacts | None:
+    namespace, pod, uid = _pod(session, shell)
+    facts = await cluster.facts.pod(namespace, pod)
+    if facts is None or facts.uid != uid:
+        return None
+    if not any(c.name == shell.container for c in facts.debug_containers):
+        return _NEVER
+    async for seen in cluster.workloads.watch(namespace, pod, uid, shell.container):
+        if seen is None or seen.terminated_at is not None:
+            return seen
     return _UNSEEN
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from breakglass.core import expiry
 from breakglass.core.facts import DebugContainerFacts
-from breakglass.core.frames import DATA_MAX, Data, Exit, FrameViolation, Note, Pong, Ready, TowerEvent, TowerFrames
+from breakglass.core.frames import DATA_MAX, Data, Exit, ExitReason, FrameViolation, Note, Pong, Ready, TowerEvent, TowerFrames
 from breakglass.core.model import EndReason, EntityRef
 from breakglass.live import Input, Live, Resize, Stop, Told
 from breakglass.ports import AttachStream, PortError
@@ -144,7 +144,7 @@ class Stream:
                     self._pong.set()
                 case Exit():
                     agrees = event.out_sha256 == self._heard.digest()
-                    self._exit = ShellEnd(reason=EndReason.SHELL_EXITED, exit_code=event.status, witness_agrees=agrees)
+                    self._exit = ShellEnd(reason=_ENDS[event.reason], exit_code=event.status, witness_agrees=agrees)
                 case Note():
                     self.live.tell(Told(kind="supervisor", sentence=event.text))
                 case Ready():
@@ -314,6 +314,13 @@ class _Over(Exception):  # noqa: N818 - not an error: how a child tells its sibl
         self.end = end
 
 
+_ENDS = {
+    ExitReason.SHELL_EXITED: EndReason.SHELL_EXITED,
+    ExitReason.ENDED: EndReason.SHELL_EXITED,
+    ExitReason.EOF: EndReason.ATTACH_LOST,
+    ExitReason.STOPPED: EndReason.POD_GONE,
+}
+"""Why the supervisor ended. It is stopped when the kubelet ends its pod: that costs the shell and not the approval."""
 _WEIGHT = {EndReason.RECORDER_FAILED: -2, EndReason.FRAME_VIOLATION: -1, EndReason.ATTACH_LOST: 2}
 """When several end a shell in one instant, the gravest is the reason, and a lost stream is the least of them."""
 
