@@ -32,7 +32,7 @@ imports:
 	@$(RUN) lint-imports
 
 pure:
-	@$(RUN) pytest -q -m "not lab" -n 2
+	@$(RUN) pytest -q -m "not lab and not slow and not root" -n 2
 
-test: setup check ## everything: check, then all tests on real clusters, then the demo, with the coverage gate
+test: setup lint types imports ## everything: all tests on real clusters, with the coverage gate, then the demo
 	@bash tests/run_all.sh

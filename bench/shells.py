@@ -89,7 +89,7 @@ class TowerShell:
 def said(answer: Any) -> Answer:
     """The answer; RuntimeError with Tower's words when it is a refusal."""
     if isinstance(answer, Refused):
-        raise RuntimeError(f"{answer.code}: {answer.sentence} {answer.remedy}")
+        raise RuntimeError(f"{answer.code}: {answer.sentence} {answer.remedy}")  # noqa: TRY004 - a refusal, not a type
     found: Answer = answer.get("session", answer)
     return found
 
@@ -115,7 +115,7 @@ async def joined(client: Client, sid: str) -> AsyncIterator[TowerShell]:
     ticket = said(await client.post(f"/sessions/{sid}/tickets", {"role": "drive"}))
     async with client.stream(sid, ticket["ticket"]) as socket:
         if isinstance(socket, Refused):
-            raise RuntimeError(f"{socket.code}: {socket.sentence}")
+            raise RuntimeError(f"{socket.code}: {socket.sentence}")  # noqa: TRY004 - a refusal, not a type
         shell = TowerShell(socket, sid)
         await shell.greet()
         yield shell

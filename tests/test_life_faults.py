@@ -14,6 +14,8 @@ from tests.life import Life
 from tests.simulators.faults import Fault, Faults
 from tests.virtual_time import in_virtual_time, until
 
+pytestmark = pytest.mark.slow
+
 OPENING = [
     ("vault", "put", 1),
     ("store", "replace", 2),

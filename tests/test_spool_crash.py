@@ -30,6 +30,8 @@ from breakglass.core.record_read import Reader, decrypt_input
 from breakglass.spool import Limits, Recorder, RecorderFailed, RecordSummary, SpoolFault, recover
 from tests.spool_victim import DIGEST, SID, chunk, chunks
 
+pytestmark = pytest.mark.slow
+
 IDENTITY, SPARE = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
 RECIPIENTS = [str(IDENTITY.to_public()), str(SPARE.to_public())]
 Step = tuple[str, Any]

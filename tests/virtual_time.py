@@ -1,7 +1,7 @@
 """An event loop whose clock jumps to the next thing that is due: thirty minutes of a session in milliseconds, in one order only.
 
-Work for a pool of threads is done at once, in line; while a record's own thread has something to do, time stands still. A test that
-waits for what will never come fails at once and says so.
+Work for a pool of threads is done at once, in line; while a record's own thread has something to do, time stands still. A test
+that waits for what will never come fails at once and says so.
 """
 
 from __future__ import annotations

@@ -226,6 +226,7 @@ async def fill(store: StoreSql) -> None:
         await store.append(an_event("filler", details={"n": str(number), "words": "x" * 2000}))
 
 
+@pytest.mark.root
 async def test_a_full_disk_refuses_the_write_and_keeps_what_was_there(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -259,6 +260,7 @@ async def test_a_disk_that_errs_in_the_middle_of_a_commit_leaves_it_unknown_and_
     await store.close()
 
 
+@pytest.mark.root
 async def test_a_read_only_disk_is_refused_at_opening(path):
     subprocess.run(["mount", "--bind", path.parent, path.parent], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", path.parent], check=True)
@@ -384,6 +386,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_killed_at_any_moment_every_acknowledged_change_is_whole_and_there(path):
     for written in (1, 6, 17):
         writer = subprocess.Popen(

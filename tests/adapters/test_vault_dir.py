@@ -109,6 +109,7 @@ async def test_a_folder_in_an_objects_place_is_said(vault):
     assert (await fails(vault, key="d/e")).trouble is Trouble.CONFLICT
 
 
+@pytest.mark.root
 async def test_a_full_disk_is_fatal_leaves_no_half_object_and_room_mends_it(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -135,6 +136,7 @@ async def test_a_file_size_limit_is_fatal_in_words(vault, tmp_path):
     assert str(error) == f"the vault {tmp_path / 'vault'} may not hold a file this large; raise the limit on file size"
 
 
+@pytest.mark.root
 async def test_a_read_only_vault_is_fatal_and_its_probe_says_why(vault, tmp_path):
     await vault.put("a/b", b"x", retain_until=NOW)
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
@@ -175,6 +177,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_killed_at_any_moment_every_acknowledged_object_is_whole_and_no_other_is_torn(tmp_path):
     for written in (1, 9):
         vault = VaultDir(tmp_path / f"vault{written}")

@@ -17,6 +17,8 @@ import pytest
 from breakglass.cli.main import run
 from tests.cli.pty_person import CLI, environment, without_terminal
 
+pytestmark = pytest.mark.slow
+
 CATALOG = """\
 apiVersion: backstage.io/v1alpha1
 kind: Component

@@ -323,6 +323,7 @@ def test_a_frame_that_arrives_byte_by_byte_arrives() -> None:
     assert events == [Data(data=bytes(DATA_MAX))]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_random_streams_are_parsed_or_refused() -> None:
     rng = random.Random(1)
     heads = [*(bytes([kind]) for kind in Type), b"\x00", b"\xff"]

@@ -376,6 +376,7 @@ def test_every_single_flipped_bit_is_found() -> None:
             assert invalid(changed) is not None, (segment, lane, at)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_mangled_records_are_read_or_refused_by_name() -> None:
     rng = random.Random(2026)
     objects = example()

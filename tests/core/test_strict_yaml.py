@@ -53,6 +53,7 @@ def test_a_number_too_long_to_be_meant_stays_text():
     assert value_of("a: " + "9" * 4000) == {"a": "9" * 4000}
 
 
+@pytest.mark.slow
 @given(VALUES)
 @settings(max_examples=300, deadline=None)
 def test_json_is_read_as_json(value):
@@ -60,6 +61,7 @@ def test_json_is_read_as_json(value):
     assert (found.value if isinstance(found, Document) else None) == value
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=200)
     | st.text(max_size=200).map(str.encode)

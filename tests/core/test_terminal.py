@@ -28,6 +28,7 @@ pieces = st.one_of(
 streams = st.lists(pieces, max_size=20).map(b"".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(streams)
 def test_nothing_but_text_and_listed_sequences_reaches_the_terminal(data: bytes) -> None:

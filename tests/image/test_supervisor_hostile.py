@@ -20,6 +20,8 @@ from breakglass.core.frames import (
 )
 from tests.image.running import NONCE, PATIENCE, QUIET, SOURCE, Alive, Run, supervisor, witness
 
+pytestmark = pytest.mark.slow
+
 # --- ends that nothing in the container can prevent -------------------------------------------------------------------
 
 

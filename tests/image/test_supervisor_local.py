@@ -28,6 +28,8 @@ from breakglass.core.frames import (
 )
 from tests.image.running import KEY, NONCE, PATIENCE, QUIET, SOURCE, Run, Running, witness
 
+pytestmark = pytest.mark.slow
+
 # --- START ------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +90,7 @@ def _filled(path: str, piece: str) -> str:
     return path
 
 
+@pytest.mark.slow
 @LIMITS
 @given(st.sampled_from(POSTS), PIECE, RAW)
 def test_no_body_makes_a_mutation_fail_without_words(path: str, piece: str, body: bytes) -> None:

@@ -38,8 +38,8 @@ def process_access_sentence(request: Request) -> str:
         else "The pod is kept afterwards (cicd.yaml says so) and marked tainted."
     )
     return (
-        "Process access reads the app's memory, secrets and token, and can run code inside the app that this record does not show. "
-        + after
+        "Process access reads the app's memory, secrets and token, "
+        "and can run code inside the app that this record does not show. " + after
     )
 
 
