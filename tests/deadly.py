@@ -1,8 +1,8 @@
 """The real Tower with ports that kill it: `python -m tests.deadly CALL:N:before|after serve --site FILE --dev`.
 
-SIGKILL right before, or right after, the nth time a call succeeds. `@FILE` instead of the trap names a file that holds one (or
-nothing); it is read when the process is first asked for a session, and calls count from there: what an earlier process left is
-closed undisturbed. Calls: a port's name and method (`store.replace`, `workloads.annotate`; taking the annotation off is
+SIGKILL right before the nth call, or right after the nth that succeeded. `@FILE` instead of the trap names a file that holds one
+(or nothing); it is read whenever a session is asked for, and calls count from there: what an earlier process left is closed
+undisturbed. Calls: a port's name and method (`store.replace`, `workloads.annotate`; taking the annotation off is
 `workloads.unannotate`), `stream.bytes` for the nth output byte, `disk.fdatasync` for the record's commits.
 """
 
@@ -31,18 +31,26 @@ class Trap:
     def __init__(self, text: str) -> None:
         self._text = text
         self._last: tuple[str, int, str] | None = None
+        self._begun: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
 
     def arm(self) -> None:
-        """Count from here; harmless to repeat."""
-        if self._last is None:
-            text = Path(self._text[1:]).read_text() if self._text.startswith("@") else self._text
-            call, nth, when = text.split(":") if text else ("nothing", "1", "before")
-            self._last = call, int(nth), when
+        """Count from here."""
+        text = Path(self._text[1:]).read_text() if self._text.startswith("@") else self._text
+        call, nth, when = text.split(":") if text else ("nothing", "1", "before")
+        self._last = call, int(nth), when
+        self._begun.clear()
+        self._done.clear()
+
+    def asked(self) -> None:
+        """Somebody asks for a session."""
+        if self._text.startswith("@"):
+            self.arm()
 
     def before(self, call: str) -> None:
         """This call is about to be made."""
-        if self._last == (call, self._done[call] + 1, "before"):
+        self._begun[call] += 1
+        if self._last == (call, self._begun[call], "before"):
             self._spring()
 
     def after(self, call: str, by: int = 1) -> None:
@@ -81,7 +89,7 @@ class _Port:
 
 class _Store(_Port):
     async def create(self, *arguments: Any) -> None:
-        self._trap.arm()
+        self._trap.asked()
         await cast("Store", self._port).create(*arguments)
 
 

@@ -109,6 +109,11 @@ class Standing:
                 if session["requester"] == f"user:default/{person}":
                     self.end(session["sid"], person)
 
+    def reconnect(self) -> None:
+        """The API server is another process now: connections to the old one are let go."""
+        self.admin.close()
+        self.admin = self.site.cluster.client()
+
     # --- the cluster --------------------------------------------------------------------------------------------------
 
     def app_is_ready(self) -> None:
@@ -237,14 +242,14 @@ class Seat:
 def standing_on(cluster: Cluster, folder: Path, *, start: Callable[[Site], None] = Site.start) -> Iterator[Standing]:
     """A site in a new folder and its Tower, stopped at the end. One a cluster: each would sweep the other's grants."""
     site = sites.make(cluster, folder)
-    with cluster.client() as admin:
-        standing = Standing(site, admin)
+    standing = Standing(site, cluster.client())
+    try:
         standing.swept()
         start(site)
-        try:
-            yield standing
-        finally:
-            site.stop()
+        yield standing
+    finally:
+        site.stop()
+        standing.admin.close()
 
 
 def unanswered(call: Callable[[], object]) -> bool:

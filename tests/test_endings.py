@@ -109,6 +109,7 @@ def test_an_api_server_that_restarts_costs_the_shell_and_not_the_approval(standi
     sid, seat = standing.opened(process_access=False)
     seat.does("echo $((6 * 7))", sees=b"42")
     standing.site.cluster.restart_apiserver()
+    standing.reconnect()
     over = seat.is_over()
     assert (over["reason"], over["session_open"]) == ("attach_lost", True)
     assert over["sentence"]

@@ -78,6 +78,7 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
             loop.run_until_complete(test(*args, **kwargs))
         finally:
             _cancel_all(loop)
+            _stop_disks(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
@@ -90,6 +91,15 @@ def _cancel_all(loop: VirtualLoop) -> None:
         task.cancel()
     if left:  # gathering nothing would ask for a loop that is not there
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+
+
+def _stop_disks(loop: VirtualLoop) -> None:
+    """The records a test left open: their threads go with it, as they would with the process."""
+    for thread in threading.enumerate():
+        if isinstance(thread, Disk) and thread._loop is loop:
+            thread.stopped = True
+            thread.calls.put(None)
+            thread.join()
 
 
 async def until(true: Callable[[], bool], seconds: float = 7200) -> None:
