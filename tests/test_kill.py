@@ -18,7 +18,7 @@ from tests.standing import OPEN, Seat, Standing, standing_on, unanswered, until
 
 pytestmark = pytest.mark.lab
 
-EOF_SECONDS = 2.0
+EOF_SECONDS = 6.0
 """How long a shell may live without Tower: its stream's end reaches it. A frozen one is bench/kill's and test_endings' matter."""
 
 BEFORE_ANYTHING = {

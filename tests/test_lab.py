@@ -71,7 +71,7 @@ def test_a_debug_container_runs_by_digest_with_no_registry_to_ask(cluster: Clust
     with cluster.client() as client:
         pod = pods(cluster)[0]
         body = {
-            "name": f"debug-lab-{os.getpid()}",
+            "name": f"tools-{os.getpid()}",
             "image": cluster.debug_image,
             "imagePullPolicy": "IfNotPresent",
             "command": ["/bin/bash", "-c", f"exec 2>/dev/null; {script}"],
