@@ -19,7 +19,8 @@ from tests.standing import OPEN, Seat, Standing, standing_on, unanswered, until
 pytestmark = pytest.mark.lab
 
 EOF_SECONDS = 6.0
-"""How long a shell may live without Tower: its stream's end reaches it. A frozen one is bench/kill's and test_endings' matter."""
+"""How long a shell may live without Tower: its stream's end reaches it (measured alone: 0.8–1.4 s; this machine may be busy).
+A frozen one is test_endings' matter."""
 
 BEFORE_ANYTHING = {
     "store.replace:1:before": "requested",
