@@ -21,7 +21,7 @@ def test_a_page_that_is_older_than_its_code_is_noticed(path: Path):
 
 def _made(path: Path) -> str:
     """The page as a fresh process makes it: what other tests did to this one's modules is not in it."""
-    program = "import sys; from pathlib import Path; from tests.docs.generate import PAGES; sys.stdout.write(PAGES[Path(sys.argv[1])]())"
+    program = "import sys, pathlib, tests.docs.generate as g; sys.stdout.write(g.PAGES[pathlib.Path(sys.argv[1])]())"
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)
     return done.stdout
 
