@@ -37,7 +37,7 @@ NEVER_STARTED = {
     "attach.attach:1:after",
     "stream.write:1:before",
 }
-"""The debug container is there and nobody sent START: no shell ever runs, and the next Tower ends the waiting supervisor. A stream
+"""The debug container is there and nobody sent START: no shell ever runs; the next Tower ends the waiting supervisor. A stream
 cut in the instant it was made may never reach the container (seen), so its end is not always an end of file."""
 
 OPENING = [
